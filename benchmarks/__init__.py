@@ -1,0 +1,1 @@
+"""Benchmarks a user can run: `python -m benchmarks.attention`, `python -m benchmarks.models`."""

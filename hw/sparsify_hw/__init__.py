@@ -1,0 +1,1 @@
+"""Cost models of hardware: what an attention takes on a device."""

@@ -1,0 +1,206 @@
+// The door to ONNX Runtime: declares our operators to it and turns every failure into a status with a sentence.
+#include <stdio.h>
+#include <string.h>
+
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "dispatch.h"
+#include "inputs.h"
+#include "shape.h"
+
+namespace sparsify {
+
+namespace {
+
+OrtStatus* status_of(const OrtApi* api, const char* text) { return kCreateStatus(api, kOrtInvalidArgument, text); }
+
+// Runs a piece of code that may throw, at a border where nothing may be thrown.
+template <class Body>
+OrtStatus* guarded(const OrtApi* api, const Body& body) {
+  try {
+    body();
+    return nullptr;
+  } catch (const std::bad_alloc&) {
+    return kCreateStatus(api, kOrtFail, "ai.sparsify: there is not enough memory for a work area.");
+  } catch (const std::exception& error) {
+    return status_of(api, (std::string("ai.sparsify: ") + error.what()).c_str());
+  }
+}
+
+// One overload of an operator: the runtime hands the struct back to every callback below.
+struct Operator : OrtCustomOp {
+  int element = 0;
+  const OrtApi* api = nullptr;
+};
+
+struct Kernel {
+  Runtime ort;
+  const Isa& isa;
+  int element;
+  Attributes attributes;
+};
+
+struct LoopContext {
+  const Runtime* ort;
+  const OrtKernelContext* context;
+};
+
+void parallel(void* context, void (*body)(void*, size_t), size_t count, void* user) {
+  const LoopContext& c = *static_cast<LoopContext*>(context);
+  c.ort->call(kParallelFor, "run a parallel loop", c.context, body, count, size_t{0}, user);
+}
+
+OrtValue* output(const Runtime& ort, OrtKernelContext* context, const std::vector<int64_t>& shape, void*& data) {
+  OrtValue* value = nullptr;
+  ort.call(kGetOutput, "make the output", context, size_t{0}, shape.data(), shape.size(), &value);
+  ort.call(kGetTensorMutableData, "give the output's data", value, &data);
+  return value;
+}
+
+void compute(const Kernel& kernel, OrtKernelContext* context) {
+  LoopContext loop_context{&kernel.ort, context};
+  const Loop loop{&loop_context, parallel};
+  Inputs inputs(kernel.ort, context, kernel.attributes, kernel.element, kernel.isa, loop);
+  Problem& p = inputs.problem;
+  const int64_t count = p.sizes.batch * p.sizes.q_heads * p.sizes.q_len * p.sizes.v_dim;
+  void* y = nullptr;
+  output(kernel.ort, context, {p.sizes.batch, p.sizes.q_heads, p.sizes.q_len, p.sizes.v_dim}, y);
+  if (kernel.element == kOrtFloat) {
+    p.y = static_cast<float*>(y);
+    return attend(p, kernel.isa, loop);
+  }
+  const std::unique_ptr<float[]> wide(new float[static_cast<size_t>(count) + 1]);
+  p.y = wide.get();
+  attend(p, kernel.isa, loop);
+  from_float(kernel.isa, loop, kernel.element, p.y, y, count);
+}
+
+OrtStatus* ORT_CALL create_attention(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info,
+                                     void** kernel) {
+  return guarded(api, [&] {
+    const Runtime ort(api);
+    *kernel = new Kernel{ort, chosen_isa(), static_cast<const Operator*>(op)->element, read_attributes(ort, info)};
+  });
+}
+
+OrtStatus* ORT_CALL compute_attention(void* kernel, OrtKernelContext* context) {
+  const Kernel& k = *static_cast<Kernel*>(kernel);
+  return guarded(k.ort.api(), [&] { compute(k, context); });
+}
+
+void ORT_CALL destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
+
+// KernelInfo: tells which instruction set is in use, as ASCII. Its input is only there because an operator needs one.
+OrtStatus* ORT_CALL create_info(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo*, void** kernel) {
+  return guarded(api, [&] { *kernel = new Kernel{Runtime(api), chosen_isa(), kOrtUint8, {}}; });
+}
+
+OrtStatus* ORT_CALL compute_info(void* kernel, OrtKernelContext* context) {
+  const Kernel& k = *static_cast<Kernel*>(kernel);
+  return guarded(k.ort.api(), [&] {
+    const size_t length = strlen(k.isa.name);
+    void* data = nullptr;
+    output(k.ort, context, {static_cast<int64_t>(length)}, data);
+    memcpy(data, k.isa.name, length);
+  });
+}
+
+int ORT_CALL input_type(const OrtCustomOp* op, size_t index) {
+  switch (index) {
+    case 3: case 4: return kOrtInt32;
+    case 5: return kOrtBool;
+    case 7: case 9: return kOrtInt64;
+    default: return static_cast<const Operator*>(op)->element;
+  }
+}
+
+Operator common() {
+  Operator op{};
+  op.version = kOrtVersion;
+  op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
+  op.GetOutputTypeCount = [](const OrtCustomOp*) { return size_t{1}; };
+  op.GetOutputType = [](const OrtCustomOp* self, size_t) { return static_cast<const Operator*>(self)->element; };
+  op.GetInputCharacteristic = [](const OrtCustomOp*, size_t index) -> int {
+    return index < 3 ? kOrtRequired : kOrtOptional;
+  };
+  op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) -> int { return kOrtRequired; };
+  op.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; };
+  op.GetVariadicInputMinArity = op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 0; };
+  op.GetVariadicInputHomogeneity = op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
+  op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
+  op.GetEndVersion = [](const OrtCustomOp*) { return 2147483647; };
+  op.KernelDestroy = destroy;
+  return op;
+}
+
+OrtStatus* ORT_CALL infer_attention(const OrtCustomOp* self, OrtShapeInferContext* context) {
+  const Operator& op = *static_cast<const Operator*>(self);
+  return infer_shape(op.api, context);
+}
+
+// Before 1.24 the runtime itself crashed on a missing optional input while it prepared shape inference.
+bool may_infer(const OrtApiBase* base) {
+  int major = 0, minor = 0;
+  return sscanf(base->GetVersionString(), "%d.%d", &major, &minor) == 2 && (major > 1 || minor >= 24);
+}
+
+Operator attention(const OrtApi* api, int element, bool infers) {
+  Operator op = common();
+  op.api = api;
+  op.element = element;
+  op.GetName = [](const OrtCustomOp*) { return "SparseAttention"; };
+  op.GetInputTypeCount = [](const OrtCustomOp*) { return size_t{10}; };
+  op.GetInputType = input_type;
+  op.CreateKernelV2 = create_attention;
+  op.KernelComputeV2 = compute_attention;
+  if (infers) op.InferOutputShapeFn = infer_attention;
+  return op;
+}
+
+Operator kernel_info() {
+  Operator op = common();
+  op.element = kOrtUint8;
+  op.GetName = [](const OrtCustomOp*) { return "KernelInfo"; };
+  op.GetInputTypeCount = [](const OrtCustomOp*) { return size_t{1}; };
+  op.GetInputType = [](const OrtCustomOp*, size_t) -> int { return kOrtInt64; };
+  op.CreateKernelV2 = create_info;
+  op.KernelComputeV2 = compute_info;
+  return op;
+}
+
+// The operators live as long as the library; every session gets a domain of the same operators.
+void add_operators(const OrtApi* api, const OrtApiBase* base, OrtSessionOptions* options) {
+  const bool infers = may_infer(base);
+  static const Operator all[] = {attention(api, kOrtFloat, infers), attention(api, kOrtHalf, infers),
+                                 attention(api, kOrtBfloat16, infers), kernel_info()};
+  static OrtCustomOpDomain* const domain = [&] {
+    const Runtime ort(api);
+    OrtCustomOpDomain* made = nullptr;
+    ort.call(kCreateCustomOpDomain, "make an operator domain", "ai.sparsify", &made);
+    for (const Operator& op : all) ort.call(kCustomOpDomainAdd, "add an operator", made, &op);
+    return made;
+  }();
+  Runtime(api).call(kAddCustomOpDomain, "take our operator domain", options, domain);
+}
+
+}  // namespace
+
+}  // namespace sparsify
+
+#ifdef _WIN32
+#define SPARSIFY_EXPORT extern "C" __declspec(dllexport)
+#else
+#define SPARSIFY_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+SPARSIFY_EXPORT OrtStatus* ORT_CALL RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
+  const OrtApi* api = base->GetApi(kOrtVersion);
+  if (!api) {
+    const char* text = "ai.sparsify: the kernels need ONNX Runtime 1.17 or newer; upgrade onnxruntime.";
+    return sparsify::kCreateStatus(base->GetApi(1), kOrtFail, text);
+  }
+  return sparsify::guarded(api, [&] { sparsify::add_operators(api, base, options); });
+}

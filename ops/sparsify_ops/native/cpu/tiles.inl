@@ -1,0 +1,107 @@
+// The two matrix products of attention and the exponential between them, with query rows in the lanes.
+// Queries are transposed once; key and value rows are read where they lie, one broadcast element at a time. So a key is
+// nothing but a pointer, and blocks of 64, 16 or 1 key run the same code.
+
+// Scores of MR keys: out[i][lane] = keys[i] . q[lane], and the running maximum per lane.
+// Prefetches the key rows two tiles ahead and this tile's value rows, which a gathered list needs and others ignore.
+template <int NR, int MR>
+INLINE void score_tile(const float* const* keys, const float* const* values, const float* qt, int64_t depth, float* out,
+                       vf (&top)[NR]) {
+  constexpr int L = NR * kWidth;
+  const float* k[MR];
+  vf acc[MR][NR];
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i) {
+    k[i] = keys[i];
+#pragma GCC unroll 4
+    for (int j = 0; j < NR; ++j) acc[i][j] = vf{};
+  }
+  for (int64_t d0 = 0; d0 < depth; d0 += 16) {
+    const int64_t end = depth - d0 < 16 ? depth : d0 + 16;
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) {
+      __builtin_prefetch(keys[i + 2 * MR] + d0);
+      __builtin_prefetch(values[i] + d0);
+    }
+    for (int64_t d = d0; d < end; ++d) {
+      vf q[NR];
+#pragma GCC unroll 4
+      for (int j = 0; j < NR; ++j) q[j] = load(qt + d * L + j * kWidth);
+#pragma GCC unroll 16
+      for (int i = 0; i < MR; ++i) {
+        const float x = k[i][d];
+#pragma GCC unroll 4
+        for (int j = 0; j < NR; ++j) acc[i][j] += q[j] * x;
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < NR; ++j) {
+      store(out + i * L + j * kWidth, acc[i][j]);
+      top[j] = larger(acc[i][j], top[j]);
+    }
+  }
+}
+
+// MR components of the output: ot[d][lane] = keep[lane] * ot[d][lane] + sum over keys of weights[key][lane] * v[key][d]
+template <int NR, int MR>
+INLINE void value_tile(const float* const* values, int64_t count, const float* weights, float* ot, int64_t d,
+                       const vf (&keep)[NR], bool first) {
+  constexpr int L = NR * kWidth;
+  vf acc[MR][NR];
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < NR; ++j) acc[i][j] = first ? vf{} : load(ot + (d + i) * L + j * kWidth) * keep[j];
+  }
+  for (int64_t key = 0; key < count; ++key) {
+    const float* v = values[key] + d;
+    vf w[NR];
+#pragma GCC unroll 4
+    for (int j = 0; j < NR; ++j) w[j] = load(weights + key * L + j * kWidth);
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) {
+      const float x = v[i];
+#pragma GCC unroll 4
+      for (int j = 0; j < NR; ++j) acc[i][j] += w[j] * x;
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < NR; ++j) store(ot + (d + i) * L + j * kWidth, acc[i][j]);
+  }
+}
+
+template <int NR, int MR>
+INLINE void add_values(const float* const* values, int64_t count, const float* weights, float* ot, int64_t v_dim,
+                       const vf (&keep)[NR], bool first) {
+  int64_t d = 0;
+  for (; d + MR <= v_dim; d += MR) value_tile<NR, MR>(values, count, weights, ot, d, keep, first);
+  if constexpr (MR > 4) {
+    for (; d + 4 <= v_dim; d += 4) value_tile<NR, 4>(values, count, weights, ot, d, keep, first);
+  }
+  for (; d < v_dim; ++d) value_tile<NR, 1>(values, count, weights, ot, d, keep, first);
+}
+
+// scores[key][lane] becomes 2^(score - top); their sum is added to total.
+template <int NR>
+INLINE void weigh(float* scores, int64_t count, const vf (&top)[NR], vf (&total)[NR]) {
+  constexpr int L = NR * kWidth;
+  vf sum[NR];
+#pragma GCC unroll 4
+  for (int j = 0; j < NR; ++j) sum[j] = vf{};
+#pragma GCC unroll 2
+  for (int64_t key = 0; key < count; ++key) {
+#pragma GCC unroll 4
+    for (int j = 0; j < NR; ++j) {
+      const vf w = exp2v(load(scores + key * L + j * kWidth) - top[j]);
+      store(scores + key * L + j * kWidth, w);
+      sum[j] += w;
+    }
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < NR; ++j) total[j] += sum[j];
+}

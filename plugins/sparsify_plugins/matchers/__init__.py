@@ -1,0 +1,1 @@
+"""Matchers: each finds one way in which exporters write attention."""

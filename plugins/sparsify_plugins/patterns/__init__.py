@@ -1,0 +1,1 @@
+"""Built-in patterns, one file per idea; each enters through the entry points of pyproject.toml."""

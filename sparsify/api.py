@@ -1,0 +1,197 @@
+"""The whole way from one file to another: load, find, plan, apply, save, verify, report."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparsify import plugins
+from sparsify.errors import SparsifyError
+from sparsify.feeds import Feeds, load_data, stand_ins
+from sparsify.find import find_sites
+from sparsify.model import Model, load
+from sparsify.plan import Plan, Request, make_plan
+from sparsify.report import Report, make_report
+from sparsify.rewrite import apply_plan
+from sparsify.save import Staged, check_output, staged
+from sparsify.site import Findings
+from sparsify.spec import parse_spec
+from sparsify.verification import Verification, noise_floor, verify
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+"""Told the name of each step as it begins."""
+
+STEPS = ("reading", "finding attention", "planning", "rewriting", "verifying")
+
+ROUNDING = 1e-3
+"""Relative L2 error up to which an exact rewrite counts as rounding without a closer look."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What to verify on: data files, or stand-ins with these sizes; `enabled` False skips it."""
+
+    data: tuple[str | Path, ...] = ()
+    dims: Mapping[str, int] | None = None
+    shapes: Mapping[str, Sequence[int]] | None = None
+    enabled: bool = True
+    library: bool = True
+
+    @property
+    def inputs(self) -> str:
+        """The word for a report."""
+        return "data" if self.data else "random"
+
+    def feeds(self, model: Model) -> list[Feeds]:
+        """The sets of inputs.
+
+        Raises:
+            SparsifyError: data, dims or shapes do not fit the model.
+        """
+        if self.data:
+            return load_data(model, self.data)
+        return [stand_ins(model, self.dims, self.shapes)]
+
+
+def optimize(
+    model: str | Path,
+    output: str | Path | None,
+    *,
+    patterns: Sequence[str] = (),
+    residual: str = "none",
+    max_length: int | None = None,
+    device: str = "host",
+    weights: str = "copy",
+    trial: Trial | None = None,
+    required: int = 1,
+    progress: Progress = lambda step: None,
+) -> Report:
+    """Replace the attentions of a model and write the result, verified, to `output`.
+
+    Without `patterns` every attention is replaced exactly: the numbers stay, to rounding. Patterns
+    are written `[SITE_GLOB=]NAME[:key=value,...]`; the last that fits a site holds. `residual` says
+    what keys contribute that a pattern leaves out: "none", "mean" or "iso". `max_length` is the
+    longest sequence, in tokens, that grids are made for. With fewer than `required` replaced sites,
+    or with `output` None, no file is written and the report's `output` is None.
+
+    Raises:
+        SparsifyError: bad input or options, or a result that does not agree with the original.
+    """
+    start, trial = time.monotonic(), trial or Trial()
+    progress(STEPS[0])
+    loaded = load(model)
+    target = None if output is None else Path(output)
+    if target is not None:
+        check_output(loaded.path, target)
+    feeds = trial.feeds(loaded)
+    progress(STEPS[1])
+    findings = find_sites(loaded)
+    progress(STEPS[2])
+    request = Request(tuple(map(parse_spec, patterns)), residual, max_length)
+    plan = make_plan(loaded, findings, request, plugins.get("devices", device))
+    write = target is not None and _count(plan) >= required
+    return _carry_out(
+        loaded, findings, plan, target if write else None, weights, trial, feeds, start, progress
+    )
+
+
+def apply(
+    model: str | Path,
+    plan: Plan,
+    output: str | Path,
+    *,
+    weights: str = "copy",
+    trial: Trial | None = None,
+    progress: Progress = lambda step: None,
+) -> Report:
+    """Carry out a plan made earlier for the same graph; see `optimize`.
+
+    Raises:
+        SparsifyError: the plan is for another graph, or as for `optimize`.
+    """
+    start, trial = time.monotonic(), trial or Trial()
+    progress(STEPS[0])
+    loaded, target = load(model), Path(output)
+    check_output(loaded.path, target)
+    feeds = trial.feeds(loaded)
+    progress(STEPS[1])
+    findings = find_sites(loaded)
+    return _carry_out(loaded, findings, plan, target, weights, trial, feeds, start, progress)
+
+
+def _count(plan: Plan) -> int:
+    return sum(decision.replaced for decision in plan.decisions)
+
+
+def _carry_out(
+    model: Model,
+    findings: Findings,
+    plan: Plan,
+    output: Path | None,
+    weights: str,
+    trial: Trial,
+    feeds: list[Feeds],
+    start: float,
+    progress: Progress,
+) -> Report:
+    verification = Verification(trial.inputs, skipped="no file was written")
+    if output is not None:
+        progress(STEPS[3])
+        result = apply_plan(model, findings.sites, plan)
+        with staged(result, output, model.path, weights) as stage:
+            progress(STEPS[4])
+            verification = _verified(model, plan, stage, trial, feeds)
+            stage.commit()
+    seconds = time.monotonic() - start
+    return make_report(model.path, output, plan, findings, verification, seconds)
+
+
+def _verified(
+    model: Model, plan: Plan, stage: Staged, trial: Trial, feeds: list[Feeds]
+) -> Verification:
+    """Measure the written file; refuse to release one that claims more than it holds."""
+    reason = _reason_to_skip(stage, trial)
+    if reason is not None:
+        return Verification(trial.inputs, skipped=reason)
+    try:
+        found = verify(model.path, stage.path, feeds, inputs=trial.inputs, library=trial.library)
+    except SparsifyError as error:
+        if trial.data or trial.dims or trial.shapes:
+            raise
+        if not str(error).startswith(str(model.path)):
+            raise
+        return Verification(trial.inputs, skipped=str(error))
+    exact = all(decision.grade in ("exact", None) for decision in plan.decisions)
+    if exact and found.worst > ROUNDING:
+        _check_rounding(model, found, feeds)
+    return found
+
+
+def _check_rounding(model: Model, found: Verification, feeds: list[Feeds]) -> None:
+    """An exact result may differ by what the original differs from itself, and no more."""
+    floor = noise_floor(model.path, feeds)
+    if found.worst > 2 * floor:
+        raise SparsifyError(
+            f"{model.path}: the exact result differs by {found.worst:.1e} (relative L2), the "
+            f"original from itself by {floor:.1e}; nothing was written, please report the model"
+        )
+    log.warning(
+        "the original differs from itself by %.1e at another optimisation level (relative L2)",
+        floor,
+    )
+
+
+def _reason_to_skip(stage: Staged, trial: Trial) -> str | None:
+    if not trial.enabled:
+        return "not asked for"
+    if trial.data:
+        return None
+    needed = 3 * sum(file.stat().st_size for file, _ in stage.files)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > free // 2:
+        return f"needs about {needed >> 20} MiB of memory, {free >> 20} MiB are free"
+    return None

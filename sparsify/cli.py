@@ -1,0 +1,464 @@
+"""The command line: `sparsify MODEL -o OUT`, and the commands that look, plan, check and time.
+
+Exit codes: 0 done, 1 error (one line), 2 usage, 3 fewer sites replaced than required.
+"""
+
+import dataclasses
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sparsify.errors import SparsifyError
+
+TOO_FEW = 3
+"""Exit code when fewer sites were replaced than required."""
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+class Commands(click.Group):
+    """A group in which whatever is not a command is a model for `optimize`."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Read `sparsify MODEL ...` as `sparsify optimize MODEL ...`."""
+        if self.get_command(ctx, args[0]) is None:
+            args = ["optimize", *args]
+        return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Let options of `optimize` stand before the model."""
+        if args and args[0].startswith("-") and args[0] not in ("--help", "--version"):
+            args = ["optimize", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="onnx-sparsify")
+def cli() -> None:
+    """Make the attention of ONNX models sparse.
+
+    `sparsify MODEL -o OUT` finds every attention in MODEL, replaces it and verifies the result.
+    """
+
+
+def main() -> None:
+    """Run the command line; a user's error becomes one line and exit code 1."""
+    handler = RichHandler(console=err, show_time=False, show_path=False, markup=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    try:
+        cli.main(prog_name="sparsify")
+    except SparsifyError as error:
+        click.echo(f"error: {' '.join(str(error).split())}", err=True)
+        sys.exit(1)
+
+
+# Options that several commands share ------------------------------------------------------------
+
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+MODEL = click.argument("model", type=click.Path(path_type=Path))
+OUTPUT = click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.")
+QUIET = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+NO_LIBRARY = click.option(
+    "--no-library", is_flag=True, help="Run outputs through their function bodies only."
+)
+WEIGHTS = click.option(
+    "--weights",
+    type=click.Choice(["copy", "reference"]),
+    default="copy",
+    help="Copy external weights beside the output, or refer to the input's.",
+)
+
+
+def trial_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add `--data`, `--dim` and `--shape`: what to run a model on."""
+    for option in (
+        click.option(
+            "--shape",
+            "shapes",
+            multiple=True,
+            metavar="INPUT=1x3x896x896",
+            help="Shape of a stand-in input.",
+        ),
+        click.option(
+            "--dim",
+            "dims",
+            multiple=True,
+            metavar="NAME=SIZE",
+            help="Size of a symbolic dimension of stand-in inputs.",
+        ),
+        click.option(
+            "--data",
+            "data",
+            multiple=True,
+            type=click.Path(path_type=Path),
+            help="Inputs to verify on: .npz, arrays named as the model's inputs.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def pattern_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add `--pattern`, `--exact`, `--residual`, `--max-length` and `--device`: what to do."""
+    for option in (
+        click.option("--device", default="host", help="The device to plan for."),
+        click.option(
+            "--max-length",
+            type=click.IntRange(min=1),
+            help="Longest sequence, in tokens, that grids are made for.",
+        ),
+        click.option(
+            "--residual",
+            type=click.Choice(["none", "mean", "iso"]),
+            default="none",
+            help="What keys contribute that a pattern leaves out.",
+        ),
+        click.option("--exact", is_flag=True, help="Change no number: no pattern at all."),
+        click.option(
+            "--pattern",
+            "patterns",
+            multiple=True,
+            metavar="[SITE_GLOB=]NAME:key=value,...",
+            help="Pattern for all sites, or for those that match; the last that fits holds.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+# Commands ---------------------------------------------------------------------------------------
+
+
+@cli.command()
+@MODEL
+@OUTPUT
+@pattern_options
+@trial_options
+@WEIGHTS
+@NO_LIBRARY
+@click.option("--no-verify", is_flag=True, help="Do not run the result end to end.")
+@click.option("--report", "reports", multiple=True, metavar="FILE.json", help="Write a report.")
+@click.option("--require", default="1", metavar="N|all", help="Fewest sites that must be replaced.")
+@click.option("--allow-noop", is_flag=True, help="Write the output even if nothing is replaced.")
+@click.option("--dry-run", is_flag=True, help="Say what would happen; write no model.")
+@QUIET
+def optimize(
+    model: Path,
+    output: Path | None,
+    patterns: tuple[str, ...],
+    exact: bool,
+    residual: str,
+    max_length: int | None,
+    device: str,
+    data: tuple[Path, ...],
+    dims: tuple[str, ...],
+    shapes: tuple[str, ...],
+    weights: str,
+    no_library: bool,
+    no_verify: bool,
+    reports: tuple[str, ...],
+    require: str,
+    allow_noop: bool,
+    dry_run: bool,
+    quiet: bool,
+) -> None:
+    """Replace the attentions of MODEL and write the verified result (the default command)."""
+    from sparsify import api
+    from sparsify.render import show_report
+    from sparsify.report import check_report_path, write_reports
+
+    if output is None and not dry_run:
+        raise click.UsageError("give -o OUT, or --dry-run")
+    _check_patterns(patterns, exact, residual)
+    for path in reports:
+        check_report_path(path)
+    required = 0 if allow_noop else _required(require)
+    with _steps(quiet, len(api.STEPS)) as progress:
+        report = api.optimize(
+            model,
+            None if dry_run else output,
+            patterns=patterns,
+            residual=residual,
+            max_length=max_length,
+            device=device,
+            weights=weights,
+            trial=_trial(data, dims, shapes, not no_library, not no_verify),
+            required=required,
+            progress=progress,
+        )
+    if not quiet:
+        show_report(out, report)
+    write_reports(report, reports)
+    if report.replaced < min(required, max(report.found, 1)):
+        click.echo(
+            f"{model}: {report.replaced} attention sites replaced, {require} required; "
+            "no file was written (see `sparsify inspect`, or --allow-noop)",
+            err=True,
+        )
+        sys.exit(TOO_FEW)
+
+
+@cli.command()
+@MODEL
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for tools.")
+def inspect(model: Path, as_json: bool) -> None:
+    """List every attention in MODEL, and every candidate left alone with the reason."""
+    from sparsify.find import find_sites
+    from sparsify.model import load
+    from sparsify.render import show_findings
+    from sparsify.report import findings_json
+
+    loaded = load(model)
+    with _steps(as_json, 1) as progress:
+        progress("finding attention")
+        findings = find_sites(loaded)
+    if as_json:
+        click.echo(json.dumps(findings_json(model, findings), indent=2))
+    else:
+        show_findings(out, findings)
+
+
+@cli.command()
+@MODEL
+@OUTPUT
+@pattern_options
+def plan(
+    model: Path,
+    output: Path | None,
+    patterns: tuple[str, ...],
+    exact: bool,
+    residual: str,
+    max_length: int | None,
+    device: str,
+) -> None:
+    """Decide about every site of MODEL; -o PLAN.json keeps the decisions for `apply`."""
+    from sparsify import plugins
+    from sparsify.find import find_sites
+    from sparsify.model import load
+    from sparsify.plan import Request, make_plan
+    from sparsify.render import show_plan
+    from sparsify.spec import parse_spec
+
+    _check_patterns(patterns, exact, residual)
+    loaded = load(model)
+    request = Request(tuple(map(parse_spec, patterns)), residual, max_length)
+    with _steps(False, 2) as progress:
+        progress("finding attention")
+        findings = find_sites(loaded)
+        progress("planning")
+        made = make_plan(loaded, findings, request, plugins.get("devices", device))
+    show_plan(out, made)
+    if output is not None:
+        _write_text(output, made.to_json())
+
+
+@cli.command()
+@MODEL
+@click.argument("plan_file", metavar="PLAN.json", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path), help="The file to write."
+)
+@trial_options
+@WEIGHTS
+@NO_LIBRARY
+@QUIET
+def apply(
+    model: Path,
+    plan_file: Path,
+    output: Path,
+    data: tuple[Path, ...],
+    dims: tuple[str, ...],
+    shapes: tuple[str, ...],
+    weights: str,
+    no_library: bool,
+    quiet: bool,
+) -> None:
+    """Carry out a plan made by `sparsify plan` for the same MODEL."""
+    from sparsify import api
+    from sparsify.plan import read_plan
+    from sparsify.render import show_report
+
+    made = read_plan(plan_file)
+    trial = _trial(data, dims, shapes, not no_library)
+    with _steps(quiet, len(api.STEPS)) as progress:
+        report = api.apply(model, made, output, weights=weights, trial=trial, progress=progress)
+    if not quiet:
+        show_report(out, report)
+
+
+@cli.command()
+@click.argument("original", type=click.Path(path_type=Path))
+@click.argument("changed", type=click.Path(path_type=Path))
+@trial_options
+@NO_LIBRARY
+def verify(
+    original: Path,
+    changed: Path,
+    data: tuple[Path, ...],
+    dims: tuple[str, ...],
+    shapes: tuple[str, ...],
+    no_library: bool,
+) -> None:
+    """Run ORIGINAL and CHANGED on the same inputs and print the error of every output."""
+    from sparsify import verification
+    from sparsify.model import load
+    from sparsify.render import show_verification
+
+    trial = _trial(data, dims, shapes, not no_library)
+    loaded = load(original)
+    load(changed)
+    with _steps(False, 1) as progress:
+        progress("verifying")
+        found = verification.verify(
+            original, changed, trial.feeds(loaded), inputs=trial.inputs, library=trial.library
+        )
+    show_verification(out, found)
+
+
+@cli.command()
+@click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path))
+@trial_options
+@NO_LIBRARY
+@click.option("--pairs", default=7, type=click.IntRange(min=1), help="Counted rounds.")
+@click.option("--threads", type=click.IntRange(min=1), help="Intra-op threads.")
+def bench(
+    models: tuple[Path, ...],
+    data: tuple[Path, ...],
+    dims: tuple[str, ...],
+    shapes: tuple[str, ...],
+    no_library: bool,
+    pairs: int,
+    threads: int | None,
+) -> None:
+    """Time models side by side, interleaved; ratios are against the first."""
+    from sparsify import timing
+    from sparsify.model import load
+    from sparsify.render import show_timings
+
+    loaded = [load(model) for model in models]
+    feeds = _trial(data, dims, shapes).feeds(loaded[0])[0]
+    with _steps(False, pairs + 1) as progress:
+        progress("warming up")
+        timings = timing.bench(
+            models,
+            feeds,
+            pairs=pairs,
+            threads=threads,
+            library=not no_library,
+            progress=lambda done: progress(f"round {done} of {pairs}"),
+        )
+    show_timings(out, timings)
+
+
+@cli.command()
+@click.argument("pattern")
+@click.option("--length", default=1024, type=click.IntRange(min=1), help="Tokens to draw.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write an SVG picture.")
+def show(pattern: str, length: int, output: Path | None) -> None:
+    """Draw PATTERN (NAME:key=value,...): which blocks of the score matrix it keeps."""
+    from sparsify.draw import EXAMPLE_NOTE, draw_svg, draw_text, pattern_grid
+    from sparsify.emit import is_dynamic
+    from sparsify.pattern import Grid
+    from sparsify.spec import make_pattern, parse_spec
+
+    made = make_pattern(parse_spec(pattern))
+    heads = 4 if is_dynamic(made) else 1
+    grid = Grid(heads, heads, length, length, made.q_block, made.k_block)
+    masks = pattern_grid(made, grid)
+    click.echo(f"{pattern}: {length} tokens, {masks.mean():.1%} of the blocks kept")
+    click.echo(draw_text(masks[0]))
+    if is_dynamic(made):
+        click.echo(EXAMPLE_NOTE)
+    if output is not None:
+        _write_text(output, draw_svg(masks, pattern))
+
+
+@cli.command()
+def plugins() -> None:
+    """List every plugin, the distribution it comes from, and its options."""
+    from sparsify import plugins as registry
+    from sparsify.render import show_plugins
+
+    show_plugins(out, list(_plugin_rows(registry)))
+
+
+@cli.command()
+def doctor() -> None:
+    """Check this installation, and say what each fault means."""
+    from sparsify.doctor import examine
+    from sparsify.render import show_checks
+
+    checks = examine()
+    show_checks(out, checks)
+    if not all(check.good for check in checks):
+        sys.exit(1)
+
+
+# Helpers ----------------------------------------------------------------------------------------
+
+
+def _check_patterns(patterns: Sequence[str], exact: bool, residual: str) -> None:
+    if exact and patterns:
+        raise click.UsageError("--exact changes no number; it does not go with --pattern")
+    if residual != "none" and not patterns:
+        raise click.UsageError("--residual says what a pattern leaves out; give --pattern")
+
+
+def _required(text: str) -> int:
+    if text == "all":
+        return sys.maxsize
+    if not text.isdigit():
+        raise click.UsageError(f"--require takes a number or 'all', not {text!r}")
+    return int(text)
+
+
+def _trial(
+    data: Sequence[Path],
+    dims: Sequence[str],
+    shapes: Sequence[str],
+    library: bool = True,
+    enabled: bool = True,
+) -> Any:
+    from sparsify.api import Trial
+    from sparsify.feeds import parse_dim, parse_shape
+
+    return Trial(
+        tuple(data), dict(map(parse_dim, dims)), dict(map(parse_shape, shapes)), enabled, library
+    )
+
+
+@contextmanager
+def _steps(quiet: bool, total: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar on standard error that moves on with each named step."""
+    columns = (TextColumn("{task.description:<20}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=quiet) as bar:
+        task = bar.add_task("starting", total=total, completed=-1)
+        yield lambda step: bar.update(task, description=step, advance=1)
+
+
+def _plugin_rows(registry: Any) -> Iterator[tuple[str, str, str, str]]:
+    for kind in registry.KINDS:
+        for name in registry.names(kind):
+            plugin = registry.get(kind, name)
+            fields = dataclasses.fields(plugin) if kind == "patterns" else ()
+            options = ", ".join(f"{f.name}={f.default}" for f in fields)
+            yield kind, name, registry.owner(kind, name), options or "-"
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SparsifyError(f"{path}: cannot be written ({error.strerror})") from error

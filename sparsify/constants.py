@@ -1,0 +1,209 @@
+"""Values and sizes that a graph fixes: small constant tensors, folded through shape arithmetic.
+
+Exporters compute `1/sqrt(head_dim)` and reshape targets at run time from Shape. Most of those
+values are fixed all the same. Arrays are float64, and NaN stands for "not fixed": it survives all
+arithmetic, so one unknown dimension does not hide the others.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_graphsurgeon as gs
+
+from sparsify.model import SMALL
+from sparsify.view import Node, Tensor, producer
+
+Array = npt.NDArray[np.float64]
+Dims = tuple[int | None, ...]
+
+_DEPTH = 32
+
+
+def constant(tensor: Tensor, depth: int = _DEPTH) -> Array | None:
+    """The value of a small tensor with NaN where the graph leaves it open; None if unknown."""
+    if isinstance(tensor, gs.Constant):
+        return _stored(tensor)
+    node = producer(tensor)
+    if node is None or depth == 0:
+        return None
+    if node.op == "Shape":
+        return _shape(node, depth)
+    fold = _FOLDS.get(node.op)
+    if fold is None:
+        return None
+    inputs = [constant(source, depth - 1) for source in node.inputs]
+    if any(value is None for value in inputs):
+        return None
+    return _checked(fold, node, inputs)
+
+
+def scalar(tensor: Tensor) -> float | None:
+    """The one number in a tensor, if the graph fixes it."""
+    value = constant(tensor)
+    if value is None or value.size != 1 or np.isnan(value).any():
+        return None
+    return float(value.reshape(()))
+
+
+def dims(tensor: Tensor, depth: int = _DEPTH) -> Dims | None:
+    """The sizes of a tensor, None for each that is open; None if not even the rank is known."""
+    if tensor.shape is not None and all(isinstance(size, int) for size in tensor.shape):
+        return tuple(tensor.shape)
+    node = producer(tensor)
+    known = None
+    if node is not None and depth > 0 and node.op in _SHAPES:
+        known = _SHAPES[node.op](node, depth - 1)
+    if tensor.shape is None:
+        return known
+    declared = [size if isinstance(size, int) and size >= 0 else None for size in tensor.shape]
+    if known is None or len(known) != len(declared):
+        return tuple(declared)
+    return tuple(a if a is not None else b for a, b in zip(declared, known, strict=True))
+
+
+def axis_attribute(node: Node, name: str, index: int) -> list[int] | None:
+    """An `axes`-like value, an attribute in old opsets and an input in new ones."""
+    if name in node.attrs:
+        value = node.attrs[name]
+        return [int(v) for v in (value if isinstance(value, list | tuple) else [value])]
+    if len(node.inputs) <= index:
+        return None
+    stored = constant(node.inputs[index])
+    if stored is None or np.isnan(stored).any():
+        return None
+    return [int(v) for v in stored.reshape(-1)]
+
+
+def _stored(tensor: Tensor) -> Array | None:
+    if int(np.prod(tensor.shape)) > SMALL:
+        return None
+    try:
+        return np.asarray(tensor.values, dtype=np.float64)
+    except (TypeError, ValueError):  # strings and the like carry no numbers
+        return None
+
+
+def _shape(node: Node, depth: int) -> Array | None:
+    sizes = dims(node.inputs[0], depth - 1)
+    if sizes is None:
+        return None
+    values = np.array([np.nan if size is None else size for size in sizes], dtype=np.float64)
+    return values[node.attrs.get("start", 0) : node.attrs.get("end", len(values))]
+
+
+def _checked(fold: Callable[[Node, list[Any]], Any], node: Node, inputs: list[Any]) -> Array | None:
+    with np.errstate(all="ignore"):
+        try:
+            value = np.asarray(fold(node, inputs), dtype=np.float64)
+        except (IndexError, ValueError):  # an open value where an index is needed
+            return None
+    return value if value.size <= SMALL else None
+
+
+def _integers(value: Array) -> npt.NDArray[np.int64]:
+    if np.isnan(value).any():
+        raise ValueError("an index is open")
+    return np.clip(value, -(2**62), 2**62).astype(np.int64)
+
+
+def _slice(node: Node, inputs: list[Array]) -> Array:
+    data, starts, ends = inputs[0], _integers(inputs[1]), _integers(inputs[2])
+    axes = _integers(inputs[3]) if len(inputs) > 3 else np.arange(len(starts))
+    steps = _integers(inputs[4]) if len(inputs) > 4 else np.ones(len(starts), dtype=np.int64)
+    index = [slice(None)] * data.ndim
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        index[int(axis)] = slice(int(start), int(end), int(step))
+    return data[tuple(index)]
+
+
+def _unsqueeze(node: Node, inputs: list[Array]) -> Array:
+    axes = axis_attribute(node, "axes", 1) or []
+    return np.expand_dims(inputs[0], tuple(axes))
+
+
+def _squeeze(node: Node, inputs: list[Array]) -> Array:
+    axes = axis_attribute(node, "axes", 1)
+    return np.squeeze(inputs[0], None if axes is None else tuple(axes))
+
+
+def _gather(node: Node, inputs: list[Array]) -> Array:
+    return np.take(inputs[0], _integers(inputs[1]), axis=node.attrs.get("axis", 0))
+
+
+def _constant_node(node: Node, inputs: list[Array]) -> Any:
+    value = next(iter(node.attrs.values()))
+    if not isinstance(value, gs.Constant):
+        return value
+    stored = _stored(value)
+    if stored is None:
+        raise ValueError("too large, or not numbers")
+    return stored
+
+
+_FOLDS: dict[str, Callable[[Node, list[Any]], Any]] = {
+    "Add": lambda node, x: x[0] + x[1],
+    "Cast": lambda node, x: x[0],
+    "Concat": lambda node, x: np.concatenate(x, axis=node.attrs.get("axis", 0)),
+    "Constant": _constant_node,
+    "Div": lambda node, x: x[0] / x[1],
+    "Gather": _gather,
+    "Identity": lambda node, x: x[0],
+    "Mul": lambda node, x: x[0] * x[1],
+    "Neg": lambda node, x: -x[0],
+    "Pow": lambda node, x: x[0] ** x[1],
+    "Reciprocal": lambda node, x: 1.0 / x[0],
+    "Slice": _slice,
+    "Sqrt": lambda node, x: np.sqrt(x[0]),
+    "Squeeze": _squeeze,
+    "Sub": lambda node, x: x[0] - x[1],
+    "Unsqueeze": _unsqueeze,
+}
+
+
+def _reshape_dims(node: Node, depth: int) -> Dims | None:
+    target = constant(node.inputs[1], depth)
+    if target is None:
+        return None
+    return tuple(None if np.isnan(size) or size <= 0 else int(size) for size in target)
+
+
+def _transpose_dims(node: Node, depth: int) -> Dims | None:
+    source = dims(node.inputs[0], depth)
+    perm = node.attrs.get("perm")
+    if source is None:
+        return None if perm is None else (None,) * len(perm)
+    return tuple(source[axis] for axis in (perm or reversed(range(len(source)))))
+
+
+def _same_dims(node: Node, depth: int) -> Dims | None:
+    return dims(node.inputs[0], depth)
+
+
+def _squeeze_dims(node: Node, depth: int) -> Dims | None:
+    source, axes = dims(node.inputs[0], depth), axis_attribute(node, "axes", 1)
+    if source is None or axes is None:
+        return None
+    gone = {axis % len(source) for axis in axes}
+    return tuple(size for axis, size in enumerate(source) if axis not in gone)
+
+
+def _slice_dims(node: Node, depth: int) -> Dims | None:
+    source = dims(node.inputs[0], depth)
+    axes = axis_attribute(node, "axes", 3)
+    if source is None or axes is None:
+        return None
+    cut = {axis % len(source) for axis in axes}
+    return tuple(None if axis in cut else size for axis, size in enumerate(source))
+
+
+_SHAPES: dict[str, Callable[[Node, int], Dims | None]] = {
+    "Cast": _same_dims,
+    "Identity": _same_dims,
+    "Reshape": _reshape_dims,
+    "Slice": _slice_dims,
+    "Softmax": _same_dims,
+    "Squeeze": _squeeze_dims,
+    "Transpose": _transpose_dims,
+}

@@ -1,0 +1,77 @@
+"""Finds every attention in a model: matchers propose, proofs decide."""
+
+from collections.abc import Iterator
+
+from sparsify import plugins
+from sparsify.errors import SparsifyError
+from sparsify.model import Model
+from sparsify.prove import Prover
+from sparsify.site import MAIN_SCOPE, Findings, Refusal, Site
+from sparsify.view import Scope, scopes
+
+OLDEST_OPSET = 12
+"""The oldest ai.onnx opset in which a function body can refer to an attribute."""
+
+
+def find_sites(model: Model) -> Findings:
+    """Sites in graph order, each proved numerically, and a refusal for every candidate left.
+
+    Raises:
+        SparsifyError: onnxruntime is missing, or the graph is invalid.
+    """
+    sites: list[Site] = []
+    refusals: list[Refusal] = []
+    prover = Prover(model.proto, plugins.get("operators", "SparseAttention"))
+    for scope in _scopes(model):
+        for candidates in _by_output(scope):
+            verdict = _verdict(candidates, scope, prover)
+            if isinstance(verdict, Site):
+                sites.append(verdict)
+            else:
+                refusals.append(verdict)
+    return Findings(tuple(_in_graph_order(model, sites)), tuple(refusals))
+
+
+def _scopes(model: Model) -> list[Scope]:
+    try:
+        return scopes(model.proto)
+    except SparsifyError as error:
+        raise SparsifyError(f"{model.path}: {error}") from error
+
+
+def _by_output(scope: Scope) -> Iterator[list[Site | Refusal]]:
+    """Candidates of all matchers, those for the same output together."""
+    groups: dict[str, list[Site | Refusal]] = {}
+    for name, matcher in plugins.every("matchers"):
+        for found in matcher.match(scope):
+            key = found.output if isinstance(found, Site) else f"{name} {found.nodes}"
+            groups.setdefault(key, []).append(found)
+    yield from groups.values()
+
+
+def _verdict(candidates: list[Site | Refusal], scope: Scope, prover: Prover) -> Site | Refusal:
+    objection, first = "", candidates[0]
+    for candidate in candidates:
+        if isinstance(candidate, Refusal):
+            return candidate
+        reason = _out_of_reach(scope)
+        if reason is not None:
+            return Refusal(reason[0], reason[1], scope.name, candidate.nodes)
+        found = prover.objection(candidate)
+        if found is None:
+            return candidate
+        objection = objection or found
+    return Refusal("proof_failed", f"not proved equal: {objection}", scope.name, first.nodes)
+
+
+def _out_of_reach(scope: Scope) -> tuple[str, str] | None:
+    if scope.name != MAIN_SCOPE:
+        return "scope_unsupported", f"stands inside {scope.name}; only the main graph is rewritten"
+    if scope.opset < OLDEST_OPSET:
+        return "opset_too_old", f"ai.onnx opset {scope.opset} is older than {OLDEST_OPSET}"
+    return None
+
+
+def _in_graph_order(model: Model, sites: list[Site]) -> list[Site]:
+    order = {name: i for i, node in enumerate(model.proto.graph.node) for name in node.output}
+    return sorted(sites, key=lambda site: order[site.output])

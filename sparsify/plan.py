@@ -1,0 +1,258 @@
+"""The decisions about a model as plain data: which sites are replaced, how, and why not."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sparsify.emit import RESIDUALS, Choice, is_dynamic
+from sparsify.errors import SparsifyError
+from sparsify.grids import grid_of
+from sparsify.model import Model
+from sparsify.pattern import Grid, Pattern
+from sparsify.plugins import Device, Workload
+from sparsify.site import Findings, Site
+from sparsify.spec import PatternSpec, make_pattern, parse_spec
+
+PLAN_VERSION = 1
+GRADES = ("exact", "calibrated", "requested")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to one site.
+
+    `status` is "replaced" or "kept"; `grade` one of `GRADES` (None when kept). `pattern` is written
+    as on the command line. `density` is the share of scores that the pattern keeps, where it can be
+    told without running (1.0 for exact sites). `reason` says why.
+    """
+
+    site: str
+    scope: str
+    status: str
+    grade: str | None
+    pattern: str | None
+    residual: str
+    density: float | None
+    reason: str
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the site is replaced."""
+        return self.status == "replaced"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All decisions for one graph; `graph` is the hash of that graph without its weights."""
+
+    graph: str
+    decisions: tuple[Decision, ...]
+    max_length: int | None = None
+    version: int = PLAN_VERSION
+
+    def to_json(self) -> str:
+        """The plan as JSON that `from_json` reads back unchanged."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> "Plan":
+        """Read a plan.
+
+        Raises:
+            SparsifyError: the text is not a plan, or one of another version.
+        """
+        try:
+            data = json.loads(text)
+            version = data["version"]
+            decisions = tuple(Decision(**item) for item in data["decisions"])
+            plan = Plan(data["graph"], decisions, data["max_length"], version)
+        except (ValueError, KeyError, TypeError) as error:
+            raise SparsifyError(f"not a plan ({error}); write one with `sparsify plan`") from error
+        if version != PLAN_VERSION:
+            raise SparsifyError(
+                f"plan version {version} is not {PLAN_VERSION}; make the plan again"
+            )
+        _check_decisions(plan)
+        return plan
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Read a plan file.
+
+    Raises:
+        SparsifyError: the file cannot be read or holds no plan.
+    """
+    try:
+        return Plan.from_json(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SparsifyError(f"{path}: cannot be read ({error}); check the path") from error
+    except SparsifyError as error:
+        raise SparsifyError(f"{path}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for: patterns by site, and what left-out keys contribute."""
+
+    patterns: tuple[PatternSpec, ...] = ()
+    residual: str = "none"
+    max_length: int | None = None
+
+
+def make_plan(
+    model: Model, findings: Findings, request: Request, device: Device | None = None
+) -> Plan:
+    """Decide about every site.
+
+    A site without a pattern is replaced by the exact operator. With a device, a pattern that is
+    predicted not to pay at a known length gives way to the exact operator, and the reason says so.
+
+    Raises:
+        SparsifyError: unknown pattern or option, a pattern that fits no site, or a bad grid.
+    """
+    for spec in request.patterns:
+        make_pattern(spec)
+        if findings.sites and not any(spec.matches(site.name) for site in findings.sites):
+            names = ", ".join(site.name for site in findings.sites[:3])
+            raise SparsifyError(
+                f"pattern {spec}: no site matches {spec.sites!r}; sites are {names}"
+            )
+    dtype = _common_type(findings.sites)
+    decide = _decider(request, device, dtype)
+    return Plan(
+        model.graph_hash(), tuple(decide(site) for site in findings.sites), request.max_length
+    )
+
+
+def choice_for(decision: Decision, max_length: int | None) -> Choice:
+    """The decision as objects: the pattern built, ready to be written."""
+    pattern = None if decision.pattern is None else make_pattern(parse_spec(decision.pattern))
+    return Choice(pattern, decision.residual, max_length)
+
+
+def _decider(
+    request: Request, device: Device | None, dtype: int | None
+) -> Callable[[Site], Decision]:
+    def decide(site: Site) -> Decision:
+        if site.element_type != dtype:
+            return _kept(site, "mixed_dtype: other sites of the model have another float type")
+        spec = next((s for s in reversed(request.patterns) if s.matches(site.name)), None)
+        exact = Decision(site.name, site.scope, "replaced", "exact", None, "none", 1.0, _why(site))
+        if spec is None:
+            return exact
+        return _requested(site, exact, spec, request, device)
+
+    return decide
+
+
+def _requested(
+    site: Site, exact: Decision, spec: PatternSpec, request: Request, device: Device | None
+) -> Decision:
+    pattern, residual = make_pattern(spec), request.residual
+    reason = "the pattern was named by the user, without data"
+    if residual == "iso" and site.softcap:
+        residual, reason = "mean", f"{reason}; iso is not defined with a softcap, so mean"
+    density = known_density(pattern, site)
+    if device is not None:
+        doubt = _does_not_pay(device, site, pattern, density, residual)
+        if doubt is not None:
+            return replace(exact, reason=doubt)
+    return replace(
+        exact,
+        grade="requested",
+        pattern=str(spec),
+        residual=residual,
+        density=density,
+        reason="; ".join((reason, *site.notes)),
+    )
+
+
+def _why(site: Site) -> str:
+    return "; ".join(("every score is computed", *site.notes))
+
+
+def _kept(site: Site, reason: str) -> Decision:
+    return Decision(site.name, site.scope, "kept", None, None, "none", None, reason)
+
+
+def _common_type(sites: Sequence[Site]) -> int | None:
+    kinds = [site.element_type for site in sites]
+    return max(set(kinds), key=kinds.count, default=None)
+
+
+def known_density(pattern: Pattern, site: Site) -> float | None:
+    """The kept share of the permitted scores, where pattern and lengths fix it before running."""
+    density = getattr(pattern, "density", None)
+    if is_dynamic(pattern):
+        if isinstance(density, tuple):
+            return sum(density) / len(density)
+        return density
+    grid = _grid(pattern, site)
+    if grid is None:
+        return None
+    kept = grid_of(pattern, grid) & grid.permitted()  # type: ignore[arg-type]
+    return float(kept.mean() / grid.permitted().mean())
+
+
+def _grid(pattern: Pattern, site: Site) -> Grid | None:
+    if site.q_length is None or site.k_length is None:
+        return None
+    return Grid(
+        heads=site.q_heads or 1,
+        kv_heads=site.kv_heads or 1,
+        q_len=site.q_length,
+        k_len=site.k_length,
+        q_block=pattern.q_block,
+        k_block=pattern.k_block,
+        causal=site.causal,
+    )
+
+
+def _does_not_pay(
+    device: Device, site: Site, pattern: Pattern, density: float | None, residual: str
+) -> str | None:
+    """Why the exact operator is the better choice, where sizes are known well enough to tell."""
+    if density is None or site.q_length is None or site.k_length is None:
+        return None
+    dense = _workload(site, 1.0)
+    sparse = replace(
+        dense,
+        q_block=pattern.q_block,
+        k_block=pattern.k_block,
+        density=density,
+        residual=residual != "none",
+        dynamic=is_dynamic(pattern),
+    )
+    before, after = device.seconds(dense), device.seconds(sparse)
+    if after < before:
+        return None
+    return (
+        f"kept dense: on {device.name} the pattern is predicted to take {after * 1e3:.2f} ms "
+        f"a call, computing every score {before * 1e3:.2f} ms"
+    )
+
+
+def _workload(site: Site, density: float) -> Workload:
+    return Workload(
+        batch=site.batch or 1,
+        heads=site.q_heads or 1,
+        kv_heads=site.kv_heads or site.q_heads or 1,
+        q_length=site.q_length or 1,
+        k_length=site.k_length or 1,
+        head_dim=site.head_dim or 64,
+        value_dim=site.value_dim or site.head_dim or 64,
+        density=density,
+    )
+
+
+def _check_decisions(plan: Plan) -> None:
+    for decision in plan.decisions:
+        if decision.status not in ("replaced", "kept"):
+            raise SparsifyError(f"site {decision.site}: status {decision.status!r} is not known")
+        if decision.residual not in RESIDUALS:
+            known: Any = ", ".join(RESIDUALS)
+            raise SparsifyError(f"site {decision.site}: residual is not one of {known}")
+        if decision.replaced and decision.grade not in GRADES:
+            raise SparsifyError(f"site {decision.site}: grade {decision.grade!r} is not known")

@@ -1,0 +1,147 @@
+"""Tables for people: findings, plans, reports, timings and checks, as the command line prints them.
+
+Names come from models and are printed without markup.
+"""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sparsify.doctor import Check
+from sparsify.plan import Decision, Plan
+from sparsify.report import Report
+from sparsify.site import Findings, Refusal, Site
+from sparsify.timing import Timing, ratio
+from sparsify.verification import Verification
+
+
+def show_findings(console: Console, findings: Findings) -> None:
+    """Sites with their shape, then refusals with their reasons."""
+    if findings.sites:
+        columns = ("site", "heads", "head dim", "scale", "mask", "matcher")
+        _table(console, columns, [_site_row(site) for site in findings.sites])
+    show_refusals(console, findings.refusals)
+    sites, left = len(findings.sites), len(findings.refusals)
+    console.print(f"{sites} attention {_plural('site', sites)} found, {left} candidates left")
+
+
+def show_refusals(console: Console, refusals: Sequence[Refusal]) -> None:
+    """Every candidate that was left, and why."""
+    if refusals:
+        rows = [(refusal.nodes[0], refusal.code, refusal.reason) for refusal in refusals]
+        _table(console, ("left alone", "code", "reason"), rows)
+
+
+def show_plan(console: Console, plan: Plan) -> None:
+    """Every decision."""
+    columns = ("site", "decision", "pattern", "residual", "density", "reason")
+    _table(console, columns, [_decision_row(decision) for decision in plan.decisions])
+
+
+def show_report(console: Console, report: Report) -> None:
+    """Decisions, refusals, the measured error, and where the file is."""
+    columns = ("site", "decision", "pattern", "residual", "density", "reason")
+    _table(console, columns, [_decision_row(decision) for decision in report.decisions])
+    show_refusals(console, report.refusals)
+    show_verification(console, report.verification)
+    kept = report.found - report.replaced
+    console.print(
+        f"{report.replaced} of {report.found} attention {_plural('site', report.found)} replaced, "
+        f"{kept} kept, in {report.seconds:.1f} s"
+    )
+    if report.output is not None:
+        console.print(Text(f"wrote {report.output}"))
+
+
+def show_verification(console: Console, verification: Verification) -> None:
+    """The error of every output."""
+    if verification.skipped is not None:
+        console.print(Text(f"not verified end to end: {verification.skipped}"))
+        return
+    source = {"random": "random stand-in inputs", "data": "your data"}[verification.inputs]
+    columns = ("output", "relative L2", "cosine", "max abs")
+    rows = [
+        (error.name, f"{error.rel_l2:.2e}", f"{error.cosine:.6f}", f"{error.max_abs:.2e}")
+        for error in verification.outputs
+    ]
+    _table(console, columns, rows, title=f"error against the original, on {source}")
+    for error in verification.outputs:
+        if error.non_finite:
+            console.print(
+                Text(f"{error.name}: {error.non_finite} values of the original are not finite")
+            )
+
+
+def show_timings(console: Console, timings: Sequence[Timing]) -> None:
+    """Median and spread of each model, and its time relative to the first."""
+    rows = []
+    for timing in timings:
+        low, high = (f"{seconds * 1e3:.1f}" for seconds in timing.spread)
+        rows.append(
+            (
+                timing.name,
+                f"{timing.median * 1e3:.1f} ms",
+                f"{low} - {high}",
+                f"{ratio(timing, timings[0]):.3f}",
+                f"{1 / ratio(timing, timings[0]):.2f}x",
+            )
+        )
+    _table(console, ("model", "median", "spread (ms)", "time ratio", "speed-up"), rows)
+
+
+def show_checks(console: Console, checks: Sequence[Check]) -> None:
+    """Every check with its answer, and advice for what is wrong."""
+    rows = [("ok" if check.good else "FAULT", check.name, check.answer) for check in checks]
+    _table(console, ("", "check", "answer"), rows)
+    for check in checks:
+        if not check.good:
+            console.print(Text(f"{check.name}: {check.advice}"))
+
+
+def show_plugins(console: Console, rows: Sequence[tuple[str, str, str, str]]) -> None:
+    """Every plugin: kind, name, the distribution it comes from, and its options."""
+    _table(console, ("kind", "name", "from", "options"), rows)
+
+
+def _site_row(site: Site) -> tuple[str, ...]:
+    heads = "?" if site.q_heads is None else str(site.q_heads)
+    if site.kv_heads != site.q_heads:
+        heads = f"{heads} over {site.kv_heads}"
+    dim = "?" if site.head_dim is None else str(site.head_dim)
+    causal = ["causal"] if site.causal else []
+    mask = "+".join(causal + ([site.mask] if site.mask else [])) or "-"
+    return site.name, heads, dim, f"{site.scale:.4g}", mask, site.matcher
+
+
+def _decision_row(decision: Decision) -> tuple[str, ...]:
+    density = "-" if decision.density is None else f"{decision.density:.3f}"
+    status = decision.grade if decision.replaced else decision.status
+    residual = "-" if decision.residual == "none" else decision.residual
+    return (
+        decision.site,
+        status or "-",
+        decision.pattern or "-",
+        residual,
+        density,
+        decision.reason,
+    )
+
+
+def _table(
+    console: Console,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    title: str | None = None,
+) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
