@@ -78,9 +78,8 @@ class Emitter:
             inputs |= self._selection(site, choice.pattern, choice, inputs)
         inputs |= self._neutral(site, inputs)
         attributes = _attributes(site, choice)
+        # every input is named, "" where it is left out: onnx.reference wants the full list
         ordered = [inputs.get(name, "") for name in self.operator.inputs]
-        while not ordered[-1]:
-            ordered.pop()
         self._result(site, ordered, attributes, output)
 
     def _result(

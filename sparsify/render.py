@@ -3,6 +3,7 @@
 Names come from models and are printed without markup.
 """
 
+import itertools
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -36,14 +37,12 @@ def show_refusals(console: Console, refusals: Sequence[Refusal]) -> None:
 
 def show_plan(console: Console, plan: Plan) -> None:
     """Every decision."""
-    columns = ("site", "decision", "pattern", "residual", "density", "reason")
-    _table(console, columns, [_decision_row(decision) for decision in plan.decisions])
+    _show_decisions(console, plan.decisions)
 
 
 def show_report(console: Console, report: Report) -> None:
     """Decisions, refusals, the measured error, and where the file is."""
-    columns = ("site", "decision", "pattern", "residual", "density", "reason")
-    _table(console, columns, [_decision_row(decision) for decision in report.decisions])
+    _show_decisions(console, report.decisions)
     show_refusals(console, report.refusals)
     show_verification(console, report.verification)
     kept = report.found - report.replaced
@@ -115,12 +114,23 @@ def _site_row(site: Site) -> tuple[str, ...]:
     return site.name, heads, dim, f"{site.scale:.4g}", mask, site.matcher
 
 
+def _show_decisions(console: Console, decisions: Sequence[Decision]) -> None:
+    """Decisions, those in a row that differ by the site's name alone in one line."""
+    rows = []
+    for row, group in itertools.groupby(decisions, key=_decision_row):
+        names = [decision.site for decision in group]
+        first, last = names[0], names[-1]
+        site = first if len(names) == 1 else f"{first}\n... {last}"
+        rows.append((str(len(names)), site, *row))
+    columns = ("sites", "name", "grade", "pattern", "residual", "density", "reason")
+    _table(console, columns, rows)
+
+
 def _decision_row(decision: Decision) -> tuple[str, ...]:
     density = "-" if decision.density is None else f"{decision.density:.3f}"
     status = decision.grade if decision.replaced else decision.status
     residual = "-" if decision.residual == "none" else decision.residual
     return (
-        decision.site,
         status or "-",
         decision.pattern or "-",
         residual,

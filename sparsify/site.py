@@ -64,10 +64,10 @@ class Site:
     `nodes` names every node that computes it, from the product with the keys to the product with
     the values. `group` is the number of query heads that share a key-value head, where K and V are
     the tensors before the graph repeats them. Heads and sizes are None where the graph does not fix
-    them. `element_type` is the ONNX data type of Q. `output` is the tensor that the operator's result replaces, after
-    `output_squeeze` took out dimensions that were inserted, or `merge_heads` made it
-    `[batch, length, heads * dim]` again. `guarded` says that the graph itself turns rows without
-    any key into zeros. `notes` are remarks for the report.
+    them. `element_type` is the ONNX data type of Q. `output` is the tensor that the operator's
+    result replaces, after `output_squeeze` took out dimensions that were inserted, or `merge_heads`
+    made it `[batch, length, heads * dim]` again. `guarded` says that the graph itself turns rows
+    without any key into zeros. `notes` are remarks for the report.
     """
 
     name: str

@@ -160,6 +160,7 @@ def _site(
     nodes = (*reversed(scores.nodes), softmax, *values.nodes)
     q, k, v = ((None,) * (4 - s.rank) + s.sizes() for s in sources)
     kv_heads = k[1] or v[1]
+    masks = tuple(_fitted(mask, query.rank) for mask in reversed(scores.masks))
     return Site(
         name=label(softmax),
         scope=scope.name,
@@ -171,7 +172,7 @@ def _site(
         scale=scores.factor * query.factor * key.factor,
         element_type=_float_type(query.tensor),
         nodes=tuple(label(node) for node in nodes),
-        masks=tuple(_fitted(mask, query.rank) for mask in reversed(scores.masks)),
+        masks=masks,
         softcap=scores.softcap,
         group=group,
         q_heads=q[1] or (kv_heads * group if kv_heads else None),
@@ -183,7 +184,17 @@ def _site(
         batch=q[0] or k[0],
         guarded=values.guarded,
         output_squeeze=tuple(range(4 - query.rank)),
+        notes=_empty_rows(masks, values.guarded),
     )
+
+
+def _empty_rows(masks: tuple[Mask, ...], guarded: bool) -> tuple[str, ...]:
+    """What changes in rows that the masks leave without any key: the operator gives zeros."""
+    if any(mask.forbids and mask.fill > float("-inf") for mask in masks):
+        return ("empty_rows: original mean(V) -> 0",)
+    if any(mask.forbids for mask in masks) and not guarded:
+        return ("empty_rows: original NaN -> 0",)
+    return ()
 
 
 def _fitted(mask: Mask, rank: int) -> Mask:
