@@ -1,0 +1,1 @@
+"""Samples: each folder is one, with the command that runs it in README.md."""

@@ -67,7 +67,7 @@ def optimize(
     device: str = "host",
     weights: str = "copy",
     trial: Trial | None = None,
-    required: int = 1,
+    required: int | str = 1,
     progress: Progress = lambda step: None,
 ) -> Report:
     """Replace the attentions of a model and write the result, verified, to `output`.
@@ -75,8 +75,9 @@ def optimize(
     Without `patterns` every attention is replaced exactly: the numbers stay, to rounding. Patterns
     are written `[SITE_GLOB=]NAME[:key=value,...]`; the last that fits a site holds. `residual` says
     what keys contribute that a pattern leaves out: "none", "mean" or "iso". `max_length` is the
-    longest sequence, in tokens, that grids are made for. With fewer than `required` replaced sites,
-    or with `output` None, no file is written and the report's `output` is None.
+    longest sequence, in tokens, that grids are made for. With fewer than `required` replaced sites
+    ("all": every one found), or with `output` None, no file is written and the report's `output` is
+    None.
 
     Raises:
         SparsifyError: bad input or options, or a result that does not agree with the original.
@@ -86,14 +87,15 @@ def optimize(
     loaded = load(model)
     target = None if output is None else Path(output)
     if target is not None:
-        check_output(loaded.path, target)
+        check_output(loaded, target)
     feeds = trial.feeds(loaded)
     progress(STEPS[1])
     findings = find_sites(loaded)
     progress(STEPS[2])
     request = Request(tuple(map(parse_spec, patterns)), residual, max_length)
     plan = make_plan(loaded, findings, request, plugins.get("devices", device))
-    write = target is not None and _count(plan) >= required
+    needed = max(1, len(findings.sites)) if required == "all" else int(required)
+    write = target is not None and sum(d.replaced for d in plan.decisions) >= needed
     return _carry_out(
         loaded, findings, plan, target if write else None, weights, trial, feeds, start, progress
     )
@@ -116,15 +118,11 @@ def apply(
     start, trial = time.monotonic(), trial or Trial()
     progress(STEPS[0])
     loaded, target = load(model), Path(output)
-    check_output(loaded.path, target)
+    check_output(loaded, target)
     feeds = trial.feeds(loaded)
     progress(STEPS[1])
     findings = find_sites(loaded)
     return _carry_out(loaded, findings, plan, target, weights, trial, feeds, start, progress)
-
-
-def _count(plan: Plan) -> int:
-    return sum(decision.replaced for decision in plan.decisions)
 
 
 def _carry_out(
@@ -142,7 +140,7 @@ def _carry_out(
     if output is not None:
         progress(STEPS[3])
         result = apply_plan(model, findings.sites, plan)
-        with staged(result, output, model.path, weights) as stage:
+        with staged(result, output, model, weights) as stage:
             progress(STEPS[4])
             verification = _verified(model, plan, stage, trial, feeds)
             stage.commit()

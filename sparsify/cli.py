@@ -184,7 +184,7 @@ def optimize(
     _check_patterns(patterns, exact, residual)
     for path in reports:
         check_report_path(path)
-    required = 0 if allow_noop else _required(require)
+    required = _required(require, allow_noop)
     with _steps(quiet, len(api.STEPS)) as progress:
         report = api.optimize(
             model,
@@ -201,7 +201,7 @@ def optimize(
     if not quiet:
         show_report(out, report)
     write_reports(report, reports)
-    if report.replaced < min(required, max(report.found, 1)):
+    if report.replaced < (max(1, report.found) if required == "all" else int(required)):
         click.echo(
             f"{model}: {report.replaced} attention sites replaced, {require} required; "
             "no file was written (see `sparsify inspect`, or --allow-noop)",
@@ -249,6 +249,7 @@ def plan(
     from sparsify.model import load
     from sparsify.plan import Request, make_plan
     from sparsify.render import show_plan
+    from sparsify.save import write_text
     from sparsify.spec import parse_spec
 
     _check_patterns(patterns, exact, residual)
@@ -261,7 +262,7 @@ def plan(
         made = make_plan(loaded, findings, request, plugins.get("devices", device))
     show_plan(out, made)
     if output is not None:
-        _write_text(output, made.to_json())
+        write_text(output, made.to_json())
 
 
 @cli.command()
@@ -371,6 +372,7 @@ def show(pattern: str, length: int, output: Path | None) -> None:
     from sparsify.draw import EXAMPLE_NOTE, draw_svg, draw_text, pattern_grid
     from sparsify.emit import is_dynamic
     from sparsify.pattern import Grid
+    from sparsify.save import write_text
     from sparsify.spec import make_pattern, parse_spec
 
     made = make_pattern(parse_spec(pattern))
@@ -382,7 +384,7 @@ def show(pattern: str, length: int, output: Path | None) -> None:
     if is_dynamic(made):
         click.echo(EXAMPLE_NOTE)
     if output is not None:
-        _write_text(output, draw_svg(masks, pattern))
+        write_text(output, draw_svg(masks, pattern))
 
 
 @cli.command()
@@ -416,12 +418,12 @@ def _check_patterns(patterns: Sequence[str], exact: bool, residual: str) -> None
         raise click.UsageError("--residual says what a pattern leaves out; give --pattern")
 
 
-def _required(text: str) -> int:
-    if text == "all":
-        return sys.maxsize
-    if not text.isdigit():
+def _required(text: str, allow_noop: bool) -> int | str:
+    if text != "all" and not text.isdigit():
         raise click.UsageError(f"--require takes a number or 'all', not {text!r}")
-    return int(text)
+    if allow_noop:
+        return 0
+    return text if text == "all" else int(text)
 
 
 def _trial(
@@ -455,10 +457,3 @@ def _plugin_rows(registry: Any) -> Iterator[tuple[str, str, str, str]]:
             fields = dataclasses.fields(plugin) if kind == "patterns" else ()
             options = ", ".join(f"{f.name}={f.default}" for f in fields)
             yield kind, name, registry.owner(kind, name), options or "-"
-
-
-def _write_text(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SparsifyError(f"{path}: cannot be written ({error.strerror})") from error

@@ -97,7 +97,7 @@ def _checked(fold: Callable[[Node, list[Any]], Any], node: Node, inputs: list[An
     with np.errstate(all="ignore"):
         try:
             value = np.asarray(fold(node, inputs), dtype=np.float64)
-        except (IndexError, ValueError):  # an open value where an index is needed
+        except (IndexError, TypeError, ValueError):  # open where an index is needed, or no number
             return None
     return value if value.size <= SMALL else None
 
@@ -133,12 +133,10 @@ def _gather(node: Node, inputs: list[Array]) -> Array:
 
 
 def _constant_node(node: Node, inputs: list[Array]) -> Any:
-    value = next(iter(node.attrs.values()))
-    if not isinstance(value, gs.Constant):
-        return value
-    stored = _stored(value)
-    if stored is None:
-        raise ValueError("too large, or not numbers")
+    value = next(iter(node.attrs.values()), None)
+    stored = _stored(value) if isinstance(value, gs.Constant) else value
+    if not isinstance(stored, int | float | list | np.ndarray):  # too large, text, or a reference
+        raise ValueError("not a number")
     return stored
 
 

@@ -29,6 +29,9 @@ _NEUTRAL: dict[str, tuple[object, type]] = {
 }
 
 
+_LOWEST = float(np.finfo(np.float32).min)
+
+
 @dataclass(frozen=True)
 class Choice:
     """How one site is to be computed; without a pattern every block is kept."""
@@ -140,7 +143,7 @@ class Emitter:
                 else builder.op("Mul", name, self._number(mask.factor, element_type))
             )
         if not mask.forbids:
-            zero, fill = (self._number(value, element_type) for value in (0.0, mask.fill))
+            zero, fill = (self._number(value, element_type) for value in (0.0, _LOWEST))
             kept, masked = (zero, fill) if mask.kind == "keep" else (fill, zero)
             return builder.op("Where", name, kept, masked)
         return name if mask.kind == "keep" else builder.op("Not", name)
@@ -148,6 +151,8 @@ class Emitter:
     def _number(self, value: float, element_type: int) -> str:
         if element_type == TensorProto.FLOAT16:
             value = max(value, float(np.finfo(np.float16).min))
+        if element_type == TensorProto.BFLOAT16:
+            value = max(value, float.fromhex("-0x1.fep127"))
         number = self.builder.scalar(value)
         if element_type == TensorProto.FLOAT:
             return number

@@ -1,6 +1,8 @@
 """Finds every attention in a model: matchers propose, proofs decide."""
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from sparsify import plugins
 from sparsify.errors import SparsifyError
@@ -21,7 +23,10 @@ def find_sites(model: Model) -> Findings:
     """
     sites: list[Site] = []
     refusals: list[Refusal] = []
-    prover = Prover(model.proto, plugins.get("operators", "SparseAttention"))
+    operator = plugins.get("operators", "SparseAttention")
+    if any(opset.domain == operator.domain for opset in model.proto.opset_import):
+        return Findings(refusals=tuple(_already_sparse(model, operator.domain)))
+    prover = Prover(model, operator)
     for scope in _scopes(model):
         for candidates in _by_output(scope):
             verdict = _verdict(candidates, scope, prover)
@@ -29,12 +34,20 @@ def find_sites(model: Model) -> Findings:
                 sites.append(verdict)
             else:
                 refusals.append(verdict)
-    return Findings(tuple(_in_graph_order(model, sites)), tuple(refusals))
+    return Findings(tuple(_named_apart(_in_graph_order(model, sites))), tuple(refusals))
+
+
+def _already_sparse(model: Model, domain: str) -> Iterator[Refusal]:
+    """A model of ours is left as it is: one operator body serves one file."""
+    for node in model.proto.graph.node:
+        if node.domain == domain:
+            reason = f"is {node.op_type} already: this file was written by sparsify"
+            yield Refusal("already_sparse", reason, MAIN_SCOPE, (node.name or node.output[0],))
 
 
 def _scopes(model: Model) -> list[Scope]:
     try:
-        return scopes(model.proto)
+        return scopes(model.proto, model.folder)
     except SparsifyError as error:
         raise SparsifyError(f"{model.path}: {error}") from error
 
@@ -70,6 +83,14 @@ def _out_of_reach(scope: Scope) -> tuple[str, str] | None:
     if scope.opset < OLDEST_OPSET:
         return "opset_too_old", f"ai.onnx opset {scope.opset} is older than {OLDEST_OPSET}"
     return None
+
+
+def _named_apart(sites: list[Site]) -> Iterator[Site]:
+    """Sites whose names are unique: node names need not be."""
+    counts = Counter(site.name for site in sites)
+    for site in sites:
+        unique = counts[site.name] == 1
+        yield site if unique else replace(site, name=f"{site.name} ({site.output})")
 
 
 def _in_graph_order(model: Model, sites: list[Site]) -> list[Site]:

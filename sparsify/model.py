@@ -1,12 +1,13 @@
 """Reading a model file without its weights, and saying plainly what a bad file is."""
 
 import hashlib
+import math
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from sparsify.errors import SparsifyError
 
@@ -33,11 +34,15 @@ class Model:
         """The version of ai.onnx that the main graph uses."""
         return opset_of(self.proto)
 
+    @property
+    def folder(self) -> Path:
+        """Where external data lies."""
+        return self.path.parent
+
     def graph_hash(self) -> str:
         """SHA-256 of the graph without its weights: what a plan is valid for."""
-        return hashlib.sha256(
-            skeleton(self.proto).SerializeToString(deterministic=True)
-        ).hexdigest()
+        bare = skeleton(self.proto, self.folder)
+        return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()
 
 
 def load(path: str | Path) -> Model:
@@ -79,12 +84,15 @@ def opset_of(proto: ModelProto) -> int:
     return max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=0)
 
 
-def skeleton(proto: ModelProto) -> ModelProto:
-    """A copy without the payload of tensors over `SMALL` elements: cheap to walk."""
+def skeleton(proto: ModelProto, folder: Path) -> ModelProto:
+    """A copy without the payload of tensors over `SMALL` elements: cheap to walk.
+
+    Smaller ones that lie in files of `folder` are read: shapes and scales may be among them.
+    """
     bare = ModelProto()
     for field, value in proto.ListFields():
         if field.name == "graph":
-            _copy_graph(proto.graph, bare.graph)
+            _copy_graph(proto.graph, bare.graph, folder)
         elif field.name in ("opset_import", "functions", "metadata_props"):
             getattr(bare, field.name).extend(value)
         elif field.name in ("ir_version", "producer_name", "producer_version", "domain"):
@@ -92,12 +100,12 @@ def skeleton(proto: ModelProto) -> ModelProto:
     return bare
 
 
-def _copy_graph(source: GraphProto, target: GraphProto) -> None:
+def _copy_graph(source: GraphProto, target: GraphProto, folder: Path) -> None:
     target.name = source.name
     for repeated in ("input", "output", "value_info", "sparse_initializer"):
         getattr(target, repeated).extend(getattr(source, repeated))
     for tensor in source.initializer:
-        _copy_tensor(tensor, target.initializer.add())
+        _copy_tensor(inlined(tensor, folder), target.initializer.add())
     for node in source.node:
         _copy_node(node, target.node.add())
 
@@ -117,10 +125,7 @@ def _copy_node(source: NodeProto, target: NodeProto) -> None:
 
 
 def _copy_tensor(source: TensorProto, target: TensorProto) -> None:
-    count = 1
-    for size in source.dims:
-        count *= size
-    if count <= SMALL and source.data_location != TensorProto.EXTERNAL:
+    if _count(source) <= SMALL and source.data_location != TensorProto.EXTERNAL:
         target.CopyFrom(source)
         return
     target.name, target.data_type = source.name, source.data_type
@@ -129,14 +134,40 @@ def _copy_tensor(source: TensorProto, target: TensorProto) -> None:
     target.external_data.add(key="location", value="weights-left-on-disk")
 
 
-def inferred(proto: ModelProto) -> ModelProto:
+def inlined(tensor: TensorProto, folder: Path) -> TensorProto:
+    """A small tensor with its value read from the data file; any other as it is."""
+    if tensor.data_location != TensorProto.EXTERNAL or _count(tensor) > SMALL:
+        return tensor
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = PurePosixPath(entries.get("location", ""))
+    file = folder / location
+    if location.is_absolute() or ".." in location.parts or not file.is_file():
+        return tensor
+    result = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    with file.open("rb") as data:
+        data.seek(int(entries.get("offset", 0)))
+        result.raw_data = data.read(byte_size(tensor))
+    return result if len(result.raw_data) == byte_size(tensor) else tensor
+
+
+def _count(tensor: TensorProto) -> int:
+    return math.prod(tensor.dims)
+
+
+def byte_size(tensor: TensorProto) -> int:
+    """The bytes that a tensor's raw data takes."""
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return _count(tensor) * int(dtype.itemsize)
+
+
+def inferred(proto: ModelProto, folder: Path) -> ModelProto:
     """A skeleton with the shapes that ONNX can infer.
 
     Raises:
         SparsifyError: ONNX finds the graph contradictory.
     """
     try:
-        return onnx.shape_inference.infer_shapes(skeleton(proto), data_prop=True)
+        return onnx.shape_inference.infer_shapes(skeleton(proto, folder), data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         cause = str(error).strip().splitlines()[0]
         raise SparsifyError(f"the graph is invalid ({cause}); run onnx.checker on it") from error

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from sparsify import runtime
 from sparsify.builder import Builder
 from sparsify.emit import Choice, Emitter, uses_of
 from sparsify.errors import SparsifyError
 from sparsify.graft import inputs_of, names_in
-from sparsify.model import opset_of
+from sparsify.model import Model, inlined
 from sparsify.plugins import Operator
 from sparsify.site import Mask, Operand, Site
 
@@ -52,7 +52,7 @@ class Sizes:
 class Prover:
     """Proves sites of one model's main graph."""
 
-    model: ModelProto
+    model: Model
     operator: Operator
 
     def objection(self, site: Site) -> str | None:
@@ -76,7 +76,7 @@ class Prover:
 
     def _cut(self, output: str, boundary: set[str]) -> tuple[list[NodeProto], set[str]]:
         """The nodes between boundary and output, in order, and what else they would need."""
-        graph = self.model.graph
+        graph = self.model.proto.graph
         makers = {name: index for index, node in enumerate(graph.node) for name in node.output}
         stored = {tensor.name for tensor in graph.initializer}
         inside, open_ends, todo = set[int](), set[str](), [output]
@@ -96,9 +96,10 @@ class Prover:
         original = list(nodes)
         read = {name for node in original for name in inputs_of(node)}
         boundary = {operand.tensor for operand in _boundary(site)}
-        stored = [t for t in self.model.graph.initializer if t.name in read - boundary]
-        opset = opset_of(self.model)
-        builder = Builder(opset, "sparsify_trial/", names_in(self.model.graph))
+        proto, opset = self.model.proto, self.model.opset
+        stored = [t for t in proto.graph.initializer if t.name in read - boundary]
+        stored = [inlined(tensor, self.model.folder) for tensor in stored]
+        builder = Builder(opset, "sparsify_trial/", names_in(proto.graph))
         uses = uses_of(site, Choice())
         Emitter(builder, self.operator, uses).site(site, Choice(), _TRIAL)
         outputs = [_open_value(name, site.element_type) for name in (site.output, _TRIAL)]
@@ -108,9 +109,9 @@ class Prover:
         body = self.operator.function(opset, site.element_type, uses)
         trial = helper.make_model(
             graph,
-            functions=[*self.model.functions, body],
-            opset_imports=[*self.model.opset_import, helper.make_opsetid(self.operator.domain, 1)],
-            ir_version=max(self.model.ir_version, 8),
+            functions=[*proto.functions, body],
+            opset_imports=[*proto.opset_import, helper.make_opsetid(self.operator.domain, 1)],
+            ir_version=max(proto.ir_version, 8),
         )
         return runtime.session(trial.SerializeToString(), library=False, threads=1)
 
@@ -133,6 +134,8 @@ def _trial_sizes(site: Site) -> Iterable[Sizes]:
     """Small sizes first, lengths apart so that a mix-up shows; then the sizes the graph fixes."""
     heads = site.q_heads or 2 * (site.kv_heads or 1)
     dim = site.head_dim or site.value_dim or 8
+    folded = len(site.output_squeeze)  # batch, and heads too, that the graph does not have
+    heads = 1 if folded > 1 else heads
     for batch, q_length, k_length in (
         (2, 20, 24),
         (2, 24, 24),
@@ -140,7 +143,13 @@ def _trial_sizes(site: Site) -> Iterable[Sizes]:
         (site.batch or 2, site.q_length or 24, site.k_length or site.q_length or 24),
     ):
         yield Sizes(
-            batch, heads, site.kv_heads or heads, q_length, k_length, dim, site.value_dim or dim
+            1 if folded else batch,
+            heads,
+            site.kv_heads or heads,
+            q_length,
+            k_length,
+            dim,
+            site.value_dim or dim,
         )
 
 
@@ -153,7 +162,6 @@ def _feeds(site: Site, sizes: Sizes, rng: np.random.Generator) -> Mapping[str, n
     }
     feeds: dict[str, npt.NDArray[Any]] = {}
     for operand, shape in shapes.items():
-        shape = (1, *shape[1:]) if operand.unsqueeze else shape
         values = rng.standard_normal(shape).astype(np.float32)
         feeds[operand.tensor] = _as_type(_backwards(operand, values), site.element_type)
     for mask in site.masks:
@@ -163,8 +171,7 @@ def _feeds(site: Site, sizes: Sizes, rng: np.random.Generator) -> Mapping[str, n
 
 def _mask_values(mask: Mask, sizes: Sizes, rng: np.random.Generator) -> npt.NDArray[Any]:
     """A random mask of the rank the graph has; no row of scores is left without a key."""
-    batch = 1 if mask.operand.unsqueeze else sizes.batch
-    full = (batch, sizes.q_heads, sizes.q_length, sizes.k_length)
+    full = (sizes.batch, sizes.q_heads, sizes.q_length, sizes.k_length)
     rank = len(mask.sizes)
     shape = list(full[4 - rank :])
     for axis, size in enumerate(mask.sizes):

@@ -4,7 +4,8 @@ Names come from models and are printed without markup.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +17,8 @@ from sparsify.report import Report
 from sparsify.site import Findings, Refusal, Site
 from sparsify.timing import Timing, ratio
 from sparsify.verification import Verification
+
+Item = TypeVar("Item")
 
 
 def show_findings(console: Console, findings: Findings) -> None:
@@ -30,9 +33,8 @@ def show_findings(console: Console, findings: Findings) -> None:
 
 def show_refusals(console: Console, refusals: Sequence[Refusal]) -> None:
     """Every candidate that was left, and why."""
-    if refusals:
-        rows = [(refusal.nodes[0], refusal.code, refusal.reason) for refusal in refusals]
-        _table(console, ("left alone", "code", "reason"), rows)
+    rows = _grouped(refusals, lambda r: (r.code, r.reason), lambda r: ", ".join(r.nodes))
+    _table(console, ("left", "nodes", "code", "reason"), rows)
 
 
 def show_plan(console: Console, plan: Plan) -> None:
@@ -115,15 +117,23 @@ def _site_row(site: Site) -> tuple[str, ...]:
 
 
 def _show_decisions(console: Console, decisions: Sequence[Decision]) -> None:
-    """Decisions, those in a row that differ by the site's name alone in one line."""
-    rows = []
-    for row, group in itertools.groupby(decisions, key=_decision_row):
-        names = [decision.site for decision in group]
-        first, last = names[0], names[-1]
-        site = first if len(names) == 1 else f"{first}\n... {last}"
-        rows.append((str(len(names)), site, *row))
+    rows = _grouped(decisions, _decision_row, lambda decision: decision.site)
     columns = ("sites", "name", "grade", "pattern", "residual", "density", "reason")
     _table(console, columns, rows)
+
+
+def _grouped(
+    items: Sequence[Item],
+    row: Callable[[Item], tuple[str, ...]],
+    name: Callable[[Item], str],
+) -> list[tuple[str, ...]]:
+    """One line for neighbours that differ by name alone: how many, first and last, the rest."""
+    rows = []
+    for cells, group in itertools.groupby(items, key=row):
+        names = [name(item) for item in group]
+        span = names[0] if len(names) == 1 else f"{names[0]}\n... {names[-1]}"
+        rows.append((str(len(names)), span, *cells))
+    return rows
 
 
 def _decision_row(decision: Decision) -> tuple[str, ...]:
@@ -145,6 +155,8 @@ def _table(
     rows: Sequence[Sequence[str]],
     title: str | None = None,
 ) -> None:
+    if not rows:
+        return
     table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sparsify.errors import SparsifyError
 from sparsify.plan import Decision, Plan
+from sparsify.save import write_text
 from sparsify.site import Findings, Refusal
 from sparsify.verification import Verification
 
@@ -78,10 +79,7 @@ def write_reports(report: Report, paths: Sequence[str | Path]) -> None:
     """
     for path in map(Path, paths):
         check_report_path(path)
-        try:
-            path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise SparsifyError(f"{path}: cannot be written ({error.strerror})") from error
+        write_text(path, json.dumps(report.to_json(), indent=2) + "\n")
 
 
 def check_report_path(path: str | Path) -> None:

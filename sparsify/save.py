@@ -1,27 +1,27 @@
 """Writes a model so that nothing half-written stands under its name and no input is touched."""
 
 import os
-import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+from onnx import ModelProto
 
 from sparsify.errors import SparsifyError
-from sparsify.graft import bodies
+from sparsify.model import Model
+from sparsify.weights import copy_names, copy_synced, refer_to, relocate, weight_files
 
 WEIGHTS = ("copy", "reference")
 """How external weights go along: as files of their own, or where they are."""
 
 
-def check_output(source: Path, output: Path) -> None:
-    """Refuse an output that cannot be written, before any work is done.
+def check_output(model: Model, output: Path) -> None:
+    """Refuse an output that cannot be written, or would overwrite the input, before any work.
 
     Raises:
-        SparsifyError: no such directory, a directory of that name, or the input itself.
+        SparsifyError: no such directory, a directory of that name, or a file of the input.
     """
     if output.is_dir():
         raise SparsifyError(f"{output}: is a directory; name a file in it, such as out.onnx")
@@ -29,16 +29,12 @@ def check_output(source: Path, output: Path) -> None:
         raise SparsifyError(f"{output}: directory {output.parent} does not exist; create it first")
     if not os.access(output.parent, os.W_OK):
         raise SparsifyError(f"{output}: directory {output.parent} cannot be written to")
-    if output.exists() and output.resolve() == source.resolve():
-        raise SparsifyError(f"{output}: is the input; choose another output name")
-
-
-def external_tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor whose data lies in a file beside the model."""
-    yield from _external_in(model.graph)
-    for function in model.functions:
-        for node in function.node:
-            yield from _external_in_attributes(node.attribute)
+    files = weight_files(model)
+    inputs = {file.resolve() for file in (model.path, *files.values())}
+    copies = [output.with_name(name) for name in copy_names(output, files).values()]
+    for final in (output, *copies):
+        if final.resolve() in inputs:
+            raise SparsifyError(f"{final}: is a file of the input; choose another output name")
 
 
 @dataclass(frozen=True)
@@ -55,31 +51,27 @@ class Staged:
 
 
 @contextmanager
-def staged(
-    model: ModelProto, output: Path, source: Path, weights: str = "copy"
-) -> Iterator[Staged]:
-    """Write `model`, read from `source`, beside `output` under temporary names, synced to disk.
+def staged(result: ModelProto, output: Path, model: Model, weights: str) -> Iterator[Staged]:
+    """Write `result`, made from `model`, beside `output` under temporary names, synced to disk.
 
-    External data is copied or referred to, and `model` gets the locations of it. What is not
+    External data is copied or referred to, and `result` gets the locations of it. What is not
     committed before the context ends is removed.
 
     Raises:
-        SparsifyError: a data file is missing or lies outside the model's directory, or the disk
-            fails.
+        SparsifyError: weights cannot be referred to from there, or the disk fails.
     """
-    tensors = list(external_tensors(model))
     try:
         # Copies keep the names that the model says, in a folder of their own; a model that refers
         # to weights must stand where those references hold.
         with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
             if weights == "copy":
-                files = _copy_weights(tensors, output, source, Path(folder))
+                files = _copied(result, output, model, Path(folder))
                 path = Path(folder) / output.name
             else:
-                _refer_to_weights(tensors, output, source)
+                refer_to(result, output, weight_files(model))
                 files, path = [], Path(f"{folder}.onnx")
             try:
-                _write(path, model.SerializeToString())
+                _write(path, result.SerializeToString())
                 yield Staged(path, (*files, (path, output)))
             finally:
                 path.unlink(missing_ok=True)
@@ -87,53 +79,29 @@ def staged(
         raise SparsifyError(f"{output}: cannot be written ({error.strerror or error})") from error
 
 
-def weight_files(tensors: Iterable[TensorProto], source: Path) -> dict[str, Path]:
-    """The data files of external tensors of the model `source`, by the location they name.
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file that replaces no ONNX model.
 
     Raises:
-        SparsifyError: a location leaves the model's directory, or names no regular file.
+        SparsifyError: the path cannot be written, or names a model.
     """
-    files = {}
-    for location in sorted({_location(tensor) for tensor in tensors}):
-        path = PurePosixPath(location)
-        if path.is_absolute() or ".." in path.parts or not location:
-            raise SparsifyError(
-                f"{source}: weights at {location!r} lie outside its directory; refused"
-            )
-        file = source.parent / location
-        if not file.is_file():
-            raise SparsifyError(f"{source}: its data file {file} is missing; put it there")
-        files[location] = file
-    return files
+    if path.suffix == ".onnx" or path.name.endswith(".onnx.data"):
+        raise SparsifyError(f"{path}: is a model's name; choose another for this file")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SparsifyError(f"{path}: cannot be written ({error.strerror})") from error
 
 
-def _copy_weights(
-    tensors: list[TensorProto], output: Path, source: Path, folder: Path
+def _copied(
+    result: ModelProto, output: Path, model: Model, folder: Path
 ) -> list[tuple[Path, Path]]:
-    pending, names = [], {}
-    for index, (location, file) in enumerate(weight_files(tensors, source).items()):
-        final = output.with_name(f"{output.name}.data{index or ''}")
-        if final.exists() and final.resolve() == file.resolve():
-            raise SparsifyError(f"{final}: is the input's data file; choose another output name")
-        names[location] = final.name
-        _copy(file, folder / final.name)
-        pending.append((folder / final.name, final))
-    for tensor in tensors:
-        _relocate(tensor, names[_location(tensor)])
-    return pending
-
-
-def _refer_to_weights(tensors: list[TensorProto], output: Path, source: Path) -> None:
-    folder, names = output.parent.resolve(), {}
-    for location, file in weight_files(tensors, source).items():
-        if not file.resolve().is_relative_to(folder):
-            raise SparsifyError(
-                f"{output}: cannot refer to {file}, which is not below its directory; "
-                "use --weights copy"
-            )
-        names[location] = file.resolve().relative_to(folder).as_posix()
-    for tensor in tensors:
-        _relocate(tensor, names[_location(tensor)])
+    files = weight_files(model)
+    names = copy_names(output, files)
+    for location, file in files.items():
+        copy_synced(file, folder / names[location])
+    relocate(result, names)
+    return [(folder / name, output.with_name(name)) for name in names.values()]
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -141,38 +109,3 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as origin, target.open("wb") as file:
-        shutil.copyfileobj(origin, file, length=1 << 24)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _location(tensor: TensorProto) -> str:
-    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-
-
-def _relocate(tensor: TensorProto, location: str) -> None:
-    for entry in tensor.external_data:
-        if entry.key == "location":
-            entry.value = location
-
-
-def _external_in(graph: GraphProto) -> Iterator[TensorProto]:
-    for tensor in graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            yield tensor
-    for node in graph.node:
-        yield from _external_in_attributes(node.attribute)
-        for body in bodies(node):
-            yield from _external_in(body)
-
-
-def _external_in_attributes(attributes: Iterable[AttributeProto]) -> Iterator[TensorProto]:
-    for attribute in attributes:
-        held = [attribute.t] if attribute.type == AttributeProto.TENSOR else attribute.tensors
-        for tensor in held:
-            if tensor.data_location == TensorProto.EXTERNAL:
-                yield tensor

@@ -6,8 +6,11 @@ it holds names only, never graph objects, so it can be printed, compared and sto
 
 from dataclasses import dataclass
 
+VANISHES = -1e3
+"""A score this low has no weight beside any score that a model makes."""
+
 ABSORBS = -1e8
-"""A number this low, added to a score, leaves nothing of the score."""
+"""A fill this low is meant as the lowest number: nothing of a score that it is added to is left."""
 
 MAIN_SCOPE = ""
 """The scope of a site in the model's main graph."""
@@ -51,8 +54,8 @@ class Mask:
     def forbids(self) -> bool:
         """Whether masked scores vanish for good; else the term is arithmetic on the scores.
 
-        A fill as low as -1e8 absorbs any score in float arithmetic, so adding it is the same; a
-        milder one (-1e4 is common) is taken as forbidding.
+        With a fill from `ABSORBS` down, a row without any key is the mean of V in the original, and
+        stays so by adding the lowest number. A milder fill (-1e4 is common) forbids.
         """
         return self.kind != "add" and (self.fill == float("-inf") or self.fill > ABSORBS)
 

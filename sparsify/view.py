@@ -6,6 +6,7 @@ library has no type information, so they are `Any` to the type checker.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,12 @@ class Scope:
         yield from self.graph.nodes
 
 
-def scopes(proto: ModelProto) -> list[Scope]:
-    """The main graph, every body inside it, and every local function."""
-    graph = gs.import_onnx(inferred(proto))
+def scopes(proto: ModelProto, folder: Path) -> list[Scope]:
+    """The main graph, every body inside it, and every local function.
+
+    `folder` is where external data lies.
+    """
+    graph = gs.import_onnx(inferred(proto, folder))
     opset = opset_of(proto)
     found = list(_with_bodies(MAIN_SCOPE, graph, opset))
     for function in graph.functions:

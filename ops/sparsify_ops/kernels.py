@@ -25,9 +25,9 @@ class CpuKernel:
         if _find() is not None:
             return None
         return (
-            "the native CPU library is not part of this installation of sparsify (a build made with "
-            "SPARSIFY_PURE=1 has none); reinstall onnx-sparsify without SPARSIFY_PURE, with a C++17 "
-            "compiler at hand"
+            "the native CPU library is not part of this installation of sparsify (a build made "
+            "with SPARSIFY_PURE=1 has none); reinstall onnx-sparsify without SPARSIFY_PURE, with a "
+            "C++17 compiler at hand"
         )
 
     def library(self) -> Path:

@@ -9,6 +9,9 @@ from sparsify.site import Operand
 from sparsify.view import Tensor, element_type, producer
 from sparsify_plugins.matchers.walk import passes_through, scaled
 
+_INFERRED = "unk__"
+"""How shape inference names a size that it does not know."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -34,6 +37,16 @@ class Source:
         if known is None or len(known) != self.rank:
             return (None,) * self.rank
         return tuple(known[axis] for axis in self.perm)
+
+    def extents(self) -> tuple[int | str | None, ...]:
+        """Sizes of batch, heads, length and dim: a number, a symbol the model declares, or None."""
+        names = self.tensor.shape or ()
+        sizes: list[int | str | None] = list(self.sizes())
+        for axis, size in enumerate(sizes):
+            name = names[self.perm[axis]] if len(names) == self.rank else None
+            if size is None and isinstance(name, str) and not name.startswith(_INFERRED):
+                sizes[axis] = name
+        return (None,) * (4 - self.rank) + tuple(sizes)
 
     def operand(self) -> Operand:
         """The operand in the operator's four dimensions."""

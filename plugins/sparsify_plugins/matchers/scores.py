@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from sparsify.constants import dims, scalar
-from sparsify.site import Mask, Operand
+from sparsify.site import VANISHES, Mask, Operand
 from sparsify.view import Node, Tensor, element_type, is_weight, producer
 from sparsify_plugins.matchers.walk import Stop, fill_number, passes_through, scaled
 
@@ -93,7 +93,7 @@ def _where(scores: Scores, node: Node) -> Iterator[Scores]:
     condition = node.inputs[0]
     for kind, kept, other in (("keep", 1, 2), ("drop", 2, 1)):
         fill = fill_number(node.inputs[other])
-        if fill is not None and fill < -1.0:
+        if fill is not None and fill * scores.factor <= VANISHES:
             mask = Mask(kind, Operand(condition.name), _BOOL, fill=fill * scores.factor)
             above = scores.above(node, node.inputs[kept])
             yield replace(above, masks=(*scores.masks, _sized(mask, condition)))

@@ -55,9 +55,11 @@ def _read(scope: Scope, softmax: Node) -> list[Site] | Stop:
     scores = trace_scores(Scores(softmax.inputs[0]))
     if isinstance(scores, Stop):
         return scores
-    rank = _rank(softmax, scores, values)
-    if rank is None or not 2 <= rank <= 4:
-        return Stop("rank_unsupported", f"scores of rank {rank or 'unknown'} are not supported")
+    ranks = _ranks(softmax, scores, values)
+    rank = max(ranks, default=0)
+    if len(ranks) != 1 or not 2 <= rank <= 4:
+        listed = " and ".join(map(str, sorted(ranks))) or "unknown"
+        return Stop("rank_unsupported", f"operands of rank {listed} are not supported")
     if not _over_last_axis(softmax, rank, scope.opset):
         return Stop("softmax_axis", "the Softmax is not over the keys (the last axis)")
     return _shared(scope, softmax, scores, values) or _sites(scope, softmax, scores, values, rank)
@@ -100,12 +102,12 @@ def _nan_guard(readers: list[Node]) -> list[Node]:
     return [test, choice] if choice.inputs[0] is test.outputs[0] and zero == 0 else []
 
 
-def _rank(softmax: Node, scores: Scores, values: Values) -> int | None:
+def _ranks(softmax: Node, scores: Scores, values: Values) -> set[int]:
+    """The ranks of all that takes part, where known; masks of higher rank show in the Softmax."""
     product = scores.nodes[-1]
     tensors = [*product.inputs, product.outputs[0], softmax.outputs[0]]
     tensors += [values.nodes[-1].inputs[1], values.nodes[-1].outputs[0]]
-    ranks = [len(sizes) for sizes in map(dims, tensors) if sizes is not None]
-    return max(ranks, default=None)
+    return {len(sizes) for sizes in map(dims, tensors) if sizes is not None}
 
 
 def _over_last_axis(softmax: Node, rank: int, opset: int) -> bool:
@@ -139,6 +141,9 @@ def _sites(
     types = {_float_type(source.tensor) for source in (query, key, value)}
     if len(types) != 1 or not types <= set(FLOATS):
         return Stop("mixed_dtype", "Q, K and V are not of one float type", product)
+    broadcast = _broadcast(query, key, value, scores.masks)
+    if broadcast is not None:
+        return Stop("broadcast_unsupported", broadcast, product)
     plain = _site(scope, softmax, scores, values, (query, key, value))
     repeats = [unrepeated(source) for source in (key, value)]
     if repeats[0] is None or repeats[1] is None or repeats[0][1] != repeats[1][1]:
@@ -146,6 +151,22 @@ def _sites(
     sources = (query, repeats[0][0], repeats[1][0])
     grouped = _site(scope, softmax, scores, values, sources, group=repeats[0][1])
     return [grouped, plain]
+
+
+def _broadcast(query: Source, key: Source, value: Source, masks: tuple[Mask, ...]) -> str | None:
+    """What the products would stretch and the operator does not: batches, values, or queries."""
+    q, k, v = (source.extents() for source in (query, key, value))
+    for names, a, b, axis in (("K and V", k, v, 0), ("K and V", k, v, 1), ("Q and K", q, k, 0)):
+        if a[axis] is not None and b[axis] is not None and a[axis] != b[axis]:
+            return f"{names} differ in {('batch', 'heads')[axis]}: {a[axis]} and {b[axis]}"
+    if isinstance(k[1], int) and isinstance(q[1], int) and q[1] % k[1]:
+        return f"{q[1]} query heads are no multiple of {k[1]} key heads"
+    for mask in masks:
+        sizes = (None,) * (4 - len(mask.sizes)) + mask.sizes
+        for axis in (0, 1):
+            if q[axis] == 1 and (sizes[axis] or 1) > 1:
+                return f"a mask of {sizes[axis]} stretches a dimension of size 1"
+    return None
 
 
 def _site(

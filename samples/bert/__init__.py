@@ -1,0 +1,1 @@
+"""A trained sentence encoder, judged by people's opinion before and after."""
