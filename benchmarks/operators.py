@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper
+
 from sparsify import plugins
 
 Arrays = dict[str, npt.NDArray[Any]]

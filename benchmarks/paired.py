@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
+
 from sparsify import library_paths
 from sparsify.timing import Timing
 

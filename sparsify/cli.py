@@ -419,7 +419,7 @@ def _check_patterns(patterns: Sequence[str], exact: bool, residual: str) -> None
 
 
 def _required(text: str, allow_noop: bool) -> int | str:
-    if text != "all" and not text.isdigit():
+    if text != "all" and not (text.isascii() and text.isdigit()):
         raise click.UsageError(f"--require takes a number or 'all', not {text!r}")
     if allow_noop:
         return 0

@@ -44,6 +44,11 @@ def stand_ins(
         SparsifyError: `dims` or `shapes` name nothing in the model, or a rank does not fit.
     """
     inputs = _inputs(model.proto.graph)
+    for name, info in inputs.items():
+        if not info.type.HasField("tensor_type"):
+            raise SparsifyError(
+                f"{model.path}: input {name!r} is not a tensor; there is no stand-in"
+            )
     _check_names(inputs, dims or {}, shapes or {})
     rng = np.random.default_rng(seed)
     return {
@@ -148,6 +153,8 @@ def _checked(proto: ModelProto, path: Path, arrays: dict[str, npt.NDArray[Any]])
                 f"{path}: {what} {listed}; the model's inputs are {', '.join(inputs)}"
             )
     for name, info in inputs.items():
+        if not info.type.HasField("tensor_type"):
+            raise SparsifyError(f"{path}: input {name!r} of the model is not a tensor")
         _check_array(path, name, info, arrays[name])
     return arrays
 
@@ -167,7 +174,7 @@ def _check_array(path: Path, name: str, info: ValueInfoProto, array: npt.NDArray
         raise SparsifyError(f"{path}: {name!r} has shape {actual}, the model takes {declared}")
 
 
-_ASSIGNMENT = re.compile(r"(?P<name>.+)=(?P<value>[^=]+)$")
+_ASSIGNMENT = re.compile(r"(?P<name>.+)=(?P<value>[0-9]+(x[0-9]+)*)")
 
 
 def parse_dim(text: str) -> tuple[str, int]:
@@ -176,8 +183,8 @@ def parse_dim(text: str) -> tuple[str, int]:
     Raises:
         SparsifyError: another form, or a size that is not a positive integer.
     """
-    found = _ASSIGNMENT.match(text)
-    if found is None or not found["value"].isdigit() or int(found["value"]) < 1:
+    found = _ASSIGNMENT.fullmatch(text)
+    if found is None or "x" in found["value"] or int(found["value"]) < 1:
         raise SparsifyError(f"dimension {text!r} is not NAME=SIZE, such as sequence=4096")
     return found["name"], int(found["value"])
 
@@ -188,8 +195,7 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     Raises:
         SparsifyError: another form.
     """
-    found = _ASSIGNMENT.match(text)
-    sizes = found["value"].split("x") if found else []
-    if found is None or not all(size.isdigit() for size in sizes):
+    found = _ASSIGNMENT.fullmatch(text)
+    if found is None:
         raise SparsifyError(f"shape {text!r} is not INPUT=SIZExSIZE..., such as image=1x3x896x896")
-    return found["name"], tuple(int(size) for size in sizes)
+    return found["name"], tuple(int(size) for size in found["value"].split("x"))

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sparsify import plugins
+from sparsify import plugins, runtime
 from sparsify.errors import SparsifyError
 from sparsify.model import Model
 from sparsify.prove import Prover
@@ -23,6 +23,7 @@ def find_sites(model: Model) -> Findings:
     """
     sites: list[Site] = []
     refusals: list[Refusal] = []
+    runtime.onnxruntime()
     operator = plugins.get("operators", "SparseAttention")
     if any(opset.domain == operator.domain for opset in model.proto.opset_import):
         return Findings(refusals=tuple(_already_sparse(model, operator.domain)))

@@ -66,8 +66,10 @@ class Plan:
         try:
             data = json.loads(text)
             version = data["version"]
-            decisions = tuple(Decision(**item) for item in data["decisions"])
+            decisions = tuple(_decision(item) for item in data["decisions"])
             plan = Plan(data["graph"], decisions, data["max_length"], version)
+            if not isinstance(plan.max_length, int | None):
+                raise TypeError(f"max_length is {plan.max_length!r}")
         except (ValueError, KeyError, TypeError) as error:
             raise SparsifyError(f"not a plan ({error}); write one with `sparsify plan`") from error
         if version != PLAN_VERSION:
@@ -245,6 +247,26 @@ def _workload(site: Site, density: float) -> Workload:
         value_dim=site.value_dim or site.head_dim or 64,
         density=density,
     )
+
+
+_TEXT, _OPTIONAL = (str,), (str, type(None))
+_TYPES: dict[str, tuple[type, ...]] = {
+    "site": _TEXT,
+    "scope": _TEXT,
+    "status": _TEXT,
+    "grade": _OPTIONAL,
+    "pattern": _OPTIONAL,
+    "residual": _TEXT,
+    "density": (float, int, type(None)),
+    "reason": _TEXT,
+}
+
+
+def _decision(item: dict[str, Any]) -> Decision:
+    for name, kinds in _TYPES.items():
+        if not isinstance(item[name], kinds):
+            raise TypeError(f"{name} is {item[name]!r}")
+    return Decision(**item)
 
 
 def _check_decisions(plan: Plan) -> None:

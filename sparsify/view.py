@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import ModelProto, helper
+from onnx_graphsurgeon.logger import G_LOGGER
 
 from sparsify.model import inferred, opset_of
 from sparsify.site import MAIN_SCOPE
@@ -47,6 +48,7 @@ def scopes(proto: ModelProto, folder: Path) -> list[Scope]:
 
     `folder` is where external data lies.
     """
+    G_LOGGER.severity = G_LOGGER.ERROR  # its warnings would go to standard output
     graph = gs.import_onnx(inferred(proto, folder))
     opset = opset_of(proto)
     found = list(_with_bodies(MAIN_SCOPE, graph, opset))

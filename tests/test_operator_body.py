@@ -11,12 +11,12 @@ import pytest
 from onnx import FunctionProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from reference import Attributes, sparse_attention
-from sparsify_ops.sparse_attention import FEATURES, SPARSE_ATTENTION
 
 from sparsify.errors import SparsifyError
 from sparsify.testing import TOLERANCE, Variant, check_operator
 from sparsify.testing.operator import case_inputs, case_model, run_case, session
 from sparsify.testing.operator_cases import Case, make_case, operator_cases
+from sparsify_ops.sparse_attention import FEATURES, SPARSE_ATTENTION
 
 NEWEST = onnx.defs.onnx_opset_version()
 CASES = operator_cases()

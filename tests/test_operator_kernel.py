@@ -9,9 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
-from sparsify_ops.kernels import CPU
-from sparsify_ops.sparse_attention import FEATURES as ALL
-from sparsify_ops.sparse_attention import SPARSE_ATTENTION
 
 from sparsify.testing import Variant, check_operator
 from sparsify.testing.operator import case_model, run_case, session
@@ -23,6 +20,9 @@ from sparsify.testing.operator_cases import (
     make_case,
     operator_cases,
 )
+from sparsify_ops.kernels import CPU
+from sparsify_ops.sparse_attention import FEATURES as ALL
+from sparsify_ops.sparse_attention import SPARSE_ATTENTION
 
 pytestmark = pytest.mark.skipif(
     CPU.unavailable() is not None, reason=CPU.unavailable() or "the native library is here"

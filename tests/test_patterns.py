@@ -13,10 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
-from sparsify_plugins.patterns.dense_regions import DenseRegions
-from sparsify_plugins.patterns.diagonal import Diagonal
-from sparsify_plugins.patterns.mean_key import MeanKey
-from sparsify_plugins.patterns.window import Window
 
 from sparsify.draw import draw_svg, draw_text, example_grid, pattern_grid
 from sparsify.errors import SparsifyError
@@ -24,6 +20,10 @@ from sparsify.example import Setting, clustered, run_selection, selection_model
 from sparsify.grids import grid_from_selection, grid_of
 from sparsify.pattern import Grid
 from sparsify.testing import check_pattern
+from sparsify_plugins.patterns.dense_regions import DenseRegions
+from sparsify_plugins.patterns.diagonal import Diagonal
+from sparsify_plugins.patterns.mean_key import MeanKey
+from sparsify_plugins.patterns.window import Window
 
 GOLDEN = Path(__file__).parent / "golden"
 SAMPLE = Path(__file__).parents[1] / "samples" / "custom_pattern"

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import click
 import numpy as np
-import sparsify
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from sparsify.timing import Timing, ratio
 
+import sparsify
 from samples.vit.model import PATTERNS, RESIDUAL, Floats, model_input, photo, tokens, write_model
 from samples.vit.picture import Panel, write_picture
+from sparsify.timing import Timing, ratio
 
 console = Console(highlight=False)
 
@@ -115,7 +115,11 @@ def _draw(
         error, speed = variant.error[0], 1 / ratio(timing, timings[0])
         note = f"{timing.median:.2f} s"
         if variant.report is not None:
-            note = f"{speed:.2f}x faster, error {error:.1e}" if error < 1e-3 else f"{speed:.2f}x faster, error {error:.1%}"
+            note = (
+                f"{speed:.2f}x faster, error {error:.1e}"
+                if error < 1e-3
+                else f"{speed:.2f}x faster, error {error:.1%}"
+            )
         panels.append(Panel(variant.title, note, heatmap))
     caption = f"What matters in this photo? A vision transformer at {tokens()} tokens"
     write_picture(path, image, panels, caption)

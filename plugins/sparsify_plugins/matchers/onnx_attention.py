@@ -50,6 +50,8 @@ def _obstacle(scope: Scope, node: Node) -> tuple[str, str] | None:
     types = {element_type(node.inputs[index]) for index in (_Q, _K, _V)}
     if len(types) != 1 or not types <= set(FLOATS):
         return "mixed_dtype", "Q, K and V are not of one known float type"
+    if None in (_heads(node, _Q, "q_num_heads")[1], _heads(node, _K, "kv_num_heads")[1]):
+        return "heads_unknown", "the number of heads is not fixed"
     if _scale(node, _heads(node, _Q, "q_num_heads")[3]) is None:
         return "scale_unknown", "head_dim, and with it the default scale, is not known"
     return None

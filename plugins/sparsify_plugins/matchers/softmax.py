@@ -42,7 +42,9 @@ MATCHER = SoftmaxMatcher()
 def _candidates(scope: Scope, softmax: Node) -> Iterator[Site | Refusal]:
     found = _read(scope, softmax)
     if isinstance(found, Stop):
-        nodes = [softmax] if found.node in (None, softmax) else [softmax, found.node]
+        # onnx-graphsurgeon compares nodes by content and cannot compare one with None
+        other = found.node is not None and found.node is not softmax
+        nodes = [softmax, found.node] if other else [softmax]
         yield Refusal(found.code, found.reason, scope.name, tuple(label(node) for node in nodes))
     else:
         yield from found
@@ -157,7 +159,7 @@ def _broadcast(query: Source, key: Source, value: Source, masks: tuple[Mask, ...
     """What the products would stretch and the operator does not: batches, values, or queries."""
     q, k, v = (source.extents() for source in (query, key, value))
     for names, a, b, axis in (("K and V", k, v, 0), ("K and V", k, v, 1), ("Q and K", q, k, 0)):
-        if a[axis] is not None and b[axis] is not None and a[axis] != b[axis]:
+        if _apart(a[axis], b[axis]):
             return f"{names} differ in {('batch', 'heads')[axis]}: {a[axis]} and {b[axis]}"
     if isinstance(k[1], int) and isinstance(q[1], int) and q[1] % k[1]:
         return f"{q[1]} query heads are no multiple of {k[1]} key heads"
@@ -167,6 +169,13 @@ def _broadcast(query: Source, key: Source, value: Source, masks: tuple[Mask, ...
             if q[axis] == 1 and (sizes[axis] or 1) > 1:
                 return f"a mask of {sizes[axis]} stretches a dimension of size 1"
     return None
+
+
+def _apart(one: int | str | None, other: int | str | None) -> bool:
+    """Whether one size surely stretches the other: two numbers that differ, or 1 and a symbol."""
+    if isinstance(one, str) or isinstance(other, str):
+        return 1 in (one, other)
+    return None not in (one, other) and one != other
 
 
 def _site(

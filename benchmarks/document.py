@@ -1,0 +1,80 @@
+"""Tables for the terminal and for Markdown, with the machine and the command that made them."""
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of finished texts."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        lines = [self.columns, tuple("---" for _ in self.columns), *self.rows]
+        body = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+        return f"### {self.title}\n\n{body}\n"
+
+
+def show(table: Table) -> None:
+    """Print a table."""
+    drawn = RichTable(title=table.title, title_justify="left")
+    for column in table.columns:
+        drawn.add_column(column)
+    for row in table.rows:
+        drawn.add_row(*map(Text, row))
+    console.print(drawn)
+
+
+def write_section(path: Path, key: str, title: str, tables: Sequence[Table], note: str) -> None:
+    """Put the tables into a Markdown file, in place of what this benchmark wrote there before."""
+    start, end = f"<!-- {key} -->\n", f"<!-- end {key} -->\n"
+    parts = [f"## {title}", note, made_by(), *(table.markdown() for table in tables)]
+    section = start + "\n\n".join(part.strip() for part in parts) + "\n" + end
+    text = path.read_text(encoding="utf-8") if path.exists() else "# Measured speed\n\n"
+    before, found, rest = text.partition(start)
+    after = rest.partition(end)[2] if found else ""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text((before if found else text.rstrip("\n") + "\n\n") + section + after, "utf-8")
+
+
+def made_by() -> str:
+    """When, on what machine, with which versions and by what command."""
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name)}"
+        for name in ("onnx-sparsify", "onnxruntime", "onnx", "numpy")
+    )
+    module = getattr(sys.modules["__main__"].__spec__, "name", "")
+    command = " ".join(["python -m", module, *sys.argv[1:]])
+    return (
+        f"{date.today()}, {_processor()}, {os.cpu_count()} CPUs, {platform.system()}; "
+        f"Python {platform.python_version()}, {versions}; `{command}`"
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    facts = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+    }
+    flags = facts.get("flags", "").split()
+    isa = next((name for name in ("avx512f", "avx2", "neon") if name in flags), platform.machine())
+    return f"{facts.get('model name', platform.machine())} ({isa})"

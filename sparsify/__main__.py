@@ -1,0 +1,5 @@
+"""`python -m sparsify` is the command."""
+
+from sparsify.cli import main
+
+main()
