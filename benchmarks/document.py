@@ -41,6 +41,13 @@ def show(table: Table) -> None:
     console.print(drawn)
 
 
+def duration(seconds: float) -> str:
+    """A time with a unit that suits it."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} us"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
 def write_section(path: Path, key: str, title: str, tables: Sequence[Table], note: str) -> None:
     """Put the tables into a Markdown file, in place of what this benchmark wrote there before."""
     start, end = f"<!-- {key} -->\n", f"<!-- end {key} -->\n"

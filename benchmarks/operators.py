@@ -1,6 +1,6 @@
 """One attention as three tiny models: ours, ONNX Runtime's fused one, and plain MatMul-Softmax."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from sparsify import plugins
 
+Floats = npt.NDArray[np.float32]
 Arrays = dict[str, npt.NDArray[Any]]
 
 _OPSET = 17
@@ -82,37 +83,49 @@ def actual_density(shape: Shape, blocks: Blocks, chosen: Arrays) -> float:
 def sparse_attention(shape: Shape, blocks: Blocks | None = None, causal: bool = False) -> bytes:
     """Our operator; with `blocks` it takes a selection as two more inputs."""
     operator: plugins.Operator = plugins.get("operators", "SparseAttention")
-    attributes = {**operator.attributes, "scale": shape.dim**-0.5, "is_causal": int(causal)}
+    attributes: dict[str, int | float] = {"scale": shape.dim**-0.5, "is_causal": int(causal)}
     if blocks is not None:
         attributes |= {"q_block": blocks.q_block, "k_block": blocks.k_block}
     names = list(operator.inputs[: 3 if blocks is None else 5])
-    node = helper.make_node(operator.name, names, ["Y"], domain=operator.domain, **attributes)
+    node = _ours(names, "Y", attributes)
     return _model([node], operator.domain, operator.version, names)
 
 
 def sparse_attention_tokens_first(shape: Shape) -> bytes:
-    """Our operator on MultiHeadAttention's layout, with the Transposes that a model has around it."""
+    """Our operator on MultiHeadAttention's layout, between the Transposes of a real model."""
     operator: plugins.Operator = plugins.get("operators", "SparseAttention")
-    attributes = {**operator.attributes, "scale": shape.dim**-0.5}
+    attributes: dict[str, int | float] = {"scale": shape.dim**-0.5}
     nodes = [_node("Constant", [], "split", value_ints=[0, 0, shape.heads, shape.dim])]
     for name in _FLOATS:
         nodes.append(_node("Reshape", [name, "split"], f"{name}_split"))
         nodes.append(_node("Transpose", [f"{name}_split"], f"{name}_heads", perm=[0, 2, 1, 3]))
     inputs = [f"{name}_heads" for name in _FLOATS]
-    nodes.append(
-        helper.make_node(operator.name, inputs, ["H"], domain=operator.domain, **attributes)
-    )
-    nodes.append(_node("Transpose", ["H"], "rows", perm=[0, 2, 1, 3]))
+    nodes.append(_ours(inputs, "heads", attributes))
+    nodes.append(_node("Transpose", ["heads"], "rows", perm=[0, 2, 1, 3]))
     nodes.append(_node("Constant", [], "merged", value_ints=[0, 0, shape.heads * shape.dim]))
     nodes.append(_node("Reshape", ["rows", "merged"], "Y"))
     return _model(nodes, operator.domain, operator.version)
 
 
+def _ours(inputs: Sequence[str], output: str, changes: Mapping[str, int | float]) -> NodeProto:
+    operator: plugins.Operator = plugins.get("operators", "SparseAttention")
+    node = helper.make_node(operator.name, list(inputs), [output], domain=operator.domain)
+    attributes = {**operator.attributes, **changes}
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    return node
+
+
 def multi_head_attention(shape: Shape, causal: bool = False) -> bytes:
     """The rival: ONNX Runtime's fused attention, on [1, S, H*D]."""
     domain = "com.microsoft"
-    attributes = {"num_heads": shape.heads, "unidirectional": int(causal)}
-    node = helper.make_node("MultiHeadAttention", list(_FLOATS), ["Y"], domain=domain, **attributes)
+    node = helper.make_node(
+        "MultiHeadAttention",
+        list(_FLOATS),
+        ["Y"],
+        domain=domain,
+        num_heads=shape.heads,
+        unidirectional=int(causal),
+    )
     return _model([node], domain, 1)
 
 

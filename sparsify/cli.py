@@ -444,8 +444,9 @@ def _trial(
 @contextmanager
 def _steps(quiet: bool, total: int) -> Iterator[Callable[[str], None]]:
     """A progress bar on standard error that moves on with each named step."""
+    hidden = quiet or not err.is_terminal
     columns = (TextColumn("{task.description:<20}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=quiet) as bar:
+    with Progress(*columns, console=err, transient=True, disable=hidden) as bar:
         task = bar.add_task("starting", total=total, completed=-1)
         yield lambda step: bar.update(task, description=step, advance=1)
 

@@ -1,5 +1,6 @@
 """The only module that imports onnxruntime: sessions, with our libraries registered or not."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def session(
     """
     ort = onnxruntime()
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it has to say comes as an exception
     if threads is not None:
         options.intra_op_num_threads = threads
     if not optimize:
@@ -102,5 +103,6 @@ def run(active: Any, feeds: Arrays) -> dict[str, npt.NDArray[Any]]:
 
 
 def _cause(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """The first line of ONNX Runtime's message, without its code."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : ", "", lines[0])

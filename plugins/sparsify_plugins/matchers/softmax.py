@@ -161,8 +161,11 @@ def _broadcast(query: Source, key: Source, value: Source, masks: tuple[Mask, ...
     for names, a, b, axis in (("K and V", k, v, 0), ("K and V", k, v, 1), ("Q and K", q, k, 0)):
         if _apart(a[axis], b[axis]):
             return f"{names} differ in {('batch', 'heads')[axis]}: {a[axis]} and {b[axis]}"
-    if isinstance(k[1], int) and isinstance(q[1], int) and q[1] % k[1]:
-        return f"{q[1]} query heads are no multiple of {k[1]} key heads"
+    if isinstance(k[1], int) and isinstance(q[1], int):
+        if q[1] % k[1]:
+            return f"{q[1]} query heads are no multiple of {k[1]} key heads"
+    elif k[1] != 1 and _apart(q[1], k[1]):
+        return f"Q and K differ in heads: {q[1]} and {k[1]}"
     for mask in masks:
         sizes = (None,) * (4 - len(mask.sizes)) + mask.sizes
         for axis in (0, 1):
@@ -172,7 +175,9 @@ def _broadcast(query: Source, key: Source, value: Source, masks: tuple[Mask, ...
 
 
 def _apart(one: int | str | None, other: int | str | None) -> bool:
-    """Whether one size surely stretches the other: two numbers that differ, or 1 and a symbol."""
+    """Whether one size may stretch the other: two numbers, two symbols, or 1 and a symbol."""
+    if isinstance(one, str) and isinstance(other, str):
+        return one != other
     if isinstance(one, str) or isinstance(other, str):
         return 1 in (one, other)
     return None not in (one, other) and one != other
