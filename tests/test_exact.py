@@ -34,17 +34,21 @@ from graphs import (
 from onnx import ModelProto
 from running import both_ways, close, found, optimized, rewritten, run
 
+from sparsify import runtime
+
 EXACT = 2e-5
 
 
-def agree(model: ModelProto, feeds: dict[str, Array], folder: Path) -> Path:
+def agree(
+    model: ModelProto, feeds: dict[str, Array], folder: Path, tolerance: float = EXACT
+) -> Path:
     """Every output of the rewritten model equals the original's; the path of the result."""
     output = rewritten(model, folder)
     wanted = run(folder / "m.onnx", feeds, library=False)
     for result in both_ways(output, feeds):
         assert list(result) == list(wanted)
         for name, value in wanted.items():
-            close(result[name], value.astype(np.float64), EXACT)
+            close(result[name], value.astype(np.float64), tolerance)
     return output
 
 
@@ -162,7 +166,8 @@ def test_additive_masks_keep_the_original_on_rows_without_keys(
     form = Form(mask="add")
     feeds = feeds_of(form, s=16, t=16)
     feeds["bias"] = np.where(padded_left_and_with_holes(), np.float32(0), np.float32(lowest))
-    agree(model_of(form), feeds, tmp_path)
+    # Near -1e4 a float32 has steps of 1e-3, and the order of additions shows.
+    agree(model_of(form), feeds, tmp_path, 2e-3 if lowest == -1e4 else EXACT)
 
 
 def test_two_lowest_masks_together(tmp_path: Path) -> None:
@@ -280,8 +285,6 @@ LENGTHS = [(1, 1), (2, 5), (1, 31), (1, 32), (1, 33), (3, 64), (1, 65), (1, 127)
 
 def test_one_session_for_all_lengths(tmp_path: Path) -> None:
     """Lengths around every block size, batches of one to three, short and long by turns."""
-    from sparsify import runtime
-
     output = rewritten(plain_model(), tmp_path)
     sessions = [runtime.session(output, library=library, threads=1) for library in (False, True)]
     for batch, length in [*LENGTHS, (1, 512), (1, 1)]:

