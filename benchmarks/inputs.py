@@ -1,6 +1,5 @@
 """The trained models that the benchmark runs, each with a real input."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,7 +50,7 @@ def _ocr() -> Subject:
 
 def _line_of_text() -> vit.Floats:
     """A strip of a scanned page, 48 pixels high, repeated to a long line: [1, 3, 48, width]."""
-    strip = data.page()[20:44] / 255.0
+    strip = data.page()[20:44] / 255.0  # type: ignore[no-untyped-call]
     scaled = transform.resize(strip, (48, strip.shape[1] * 2))  # type: ignore[no-untyped-call]
     line = np.tile(scaled, -(-OCR_WIDTH // scaled.shape[1]))[:, :OCR_WIDTH]
     normal = (line - 0.5) / 0.5

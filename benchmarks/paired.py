@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
@@ -76,12 +75,11 @@ def session(model: str | Path | bytes, *, threads: int, library: bool = True) ->
 def bound(active: Any, feeds: Feeds) -> Call:
     """One run of a session on these inputs, into outputs that are allocated once."""
     names = [output.name for output in active.get_outputs()]
-    shapes = [result.shape for result in active.run(names, dict(feeds))]
+    results = active.run(names, dict(feeds))
     binding = active.io_binding()
     for name, value in feeds.items():
         binding.bind_cpu_input(name, value)
-    for name, shape in zip(names, shapes, strict=True):
-        binding.bind_ortvalue_output(
-            name, ort.OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "cpu")
-        )
+    for name, result in zip(names, results, strict=True):
+        room = ort.OrtValue.ortvalue_from_shape_and_type(result.shape, result.dtype.type, "cpu")
+        binding.bind_ortvalue_output(name, room)
     return lambda: active.run_with_iobinding(binding)

@@ -2,8 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -302,16 +300,3 @@ def test_sample_keeps_the_contract_and_stays_small():
     check_pattern(load_sample().Strided())
     check_pattern(load_sample().Strided(stride=3, k_block=16))
     assert len((SAMPLE / "sparsify_strided.py").read_text().splitlines()) <= 50
-
-
-def test_sample_installs_as_a_package(tmp_path):
-    version = importlib.metadata.version("setuptools")
-    if int(version.split(".")[0]) < 71:
-        pytest.skip(f"setuptools {version} cannot build wheels by itself")
-    source, target = tmp_path / "source", tmp_path / "site"
-    shutil.copytree(SAMPLE, source)
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", target]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, source], check=True)
-    (package,) = importlib.metadata.distributions(path=[str(target)])
-    (entry,) = package.entry_points.select(group="sparsify.patterns")
-    assert (entry.name, entry.value) == ("strided", "sparsify_strided:Strided")

@@ -112,17 +112,18 @@ def _draw(
     panels = []
     for variant, timing in zip(variants, timings, strict=True):
         heatmap = sparsify.session(variant.path).run(None, model_input(image))[0][0, 0]
-        error, speed = variant.error[0], 1 / ratio(timing, timings[0])
-        note = f"{timing.median:.2f} s"
-        if variant.report is not None:
-            note = (
-                f"{speed:.2f}x faster, error {error:.1e}"
-                if error < 1e-3
-                else f"{speed:.2f}x faster, error {error:.1%}"
-            )
-        panels.append(Panel(variant.title, note, heatmap))
-    caption = f"What matters in this photo? A vision transformer at {tokens()} tokens"
+        panels.append(Panel(variant.title, _note(variant, timing, timings[0]), heatmap))
+    caption = f"What matters in this photo? A vision transformer's answer at {tokens()} tokens"
     write_picture(path, image, panels, caption)
+
+
+def _note(variant: Variant, timing: Timing, base: Timing) -> str:
+    """A line under a heatmap: time, and for a changed model speed-up and error."""
+    if variant.report is None:
+        return f"{timing.median:.2f} s"
+    error = variant.error[0]
+    shown = f"{error:.1%}" if error > 1e-3 else f"{error:.0e}"
+    return f"{timing.median:.2f} s: {1 / ratio(timing, base):.2f}x the speed, error {shown}"
 
 
 def _show(variants: Sequence[Variant], timings: Sequence[Timing], threads: int) -> None:
