@@ -85,6 +85,19 @@ class Emitter:
         ordered = [inputs.get(name, "") for name in self.operator.inputs]
         self._result(site, ordered, attributes, output)
 
+    def score_shape(self, site: Site, start: int, end: int | None, output: str) -> None:
+        """Write `output`, the shape of the scores, from the shapes of Q and K."""
+        sizes = [self._size(site.query, axis) for axis in range(3)] + [self._size(site.key, 2)]
+        wanted = sizes[len(site.output_squeeze) :][start:end]
+        self.builder.node("Concat", wanted, {"axis": 0}, outputs=[output])
+
+    def _size(self, operand: Operand, axis: int) -> str:
+        """One size of an operand, a 1-D tensor."""
+        if axis in operand.unsqueeze:
+            return self.builder.ints(1)
+        axis -= len(operand.unsqueeze)
+        return self.builder.dims(operand.tensor, operand.perm[axis] if operand.perm else axis)
+
     def _result(
         self, site: Site, inputs: list[str], attributes: dict[str, Attribute], output: str
     ) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sparsify import plugins, runtime
-from sparsify.errors import SparsifyError
 from sparsify.model import Model
 from sparsify.prove import Prover
 from sparsify.site import MAIN_SCOPE, Findings, Refusal, Site
@@ -19,7 +18,7 @@ def find_sites(model: Model) -> Findings:
     """Sites in graph order, each proved numerically, and a refusal for every candidate left.
 
     Raises:
-        SparsifyError: onnxruntime is missing, or the graph is invalid.
+        SparsifyError: onnxruntime is missing.
     """
     sites: list[Site] = []
     refusals: list[Refusal] = []
@@ -28,7 +27,7 @@ def find_sites(model: Model) -> Findings:
     if any(opset.domain == operator.domain for opset in model.proto.opset_import):
         return Findings(refusals=tuple(_already_sparse(model, operator.domain)))
     prover = Prover(model, operator)
-    for scope in _scopes(model):
+    for scope in scopes(model.proto, model.folder):
         for candidates in _by_output(scope):
             verdict = _verdict(candidates, scope, prover)
             if isinstance(verdict, Site):
@@ -44,13 +43,6 @@ def _already_sparse(model: Model, domain: str) -> Iterator[Refusal]:
         if node.domain == domain:
             reason = f"is {node.op_type} already: this file was written by sparsify"
             yield Refusal("already_sparse", reason, MAIN_SCOPE, (node.name or node.output[0],))
-
-
-def _scopes(model: Model) -> list[Scope]:
-    try:
-        return scopes(model.proto, model.folder)
-    except SparsifyError as error:
-        raise SparsifyError(f"{model.path}: {error}") from error
 
 
 def _by_output(scope: Scope) -> Iterator[list[Site | Refusal]]:

@@ -59,8 +59,10 @@ def inputs_of(node: NodeProto) -> set[str]:
 
 
 def _readers(graph: GraphProto, nodes: Iterable[NodeProto]) -> Counter[str]:
-    """How often each tensor is read; leaving the graph counts as a read."""
+    """How often each tensor is read; leaving the graph, or scaling another tensor, is a read."""
     readers = Counter(value.name for value in graph.output)
+    for annotation in graph.quantization_annotation:
+        readers.update(entry.value for entry in annotation.quant_parameter_tensor_names)
     for node in nodes:
         readers.update(inputs_of(node))
     return readers

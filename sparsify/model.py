@@ -1,6 +1,7 @@
 """Reading a model file without its weights, and saying plainly what a bad file is."""
 
 import hashlib
+import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -10,6 +11,8 @@ from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from sparsify.errors import SparsifyError
+
+log = logging.getLogger(__name__)
 
 SMALL = 1024
 """Tensors of at most this many elements keep their values in a skeleton (shapes, scales)."""
@@ -76,7 +79,29 @@ def _parse(file: Path, data: bytes) -> ModelProto:
         raise SparsifyError(f"{file}: is {kind}; give an .onnx file") from error
     if not proto.graph.node or not proto.opset_import:
         raise SparsifyError(f"{file}: holds no ONNX graph; give a model exported to .onnx")
+    _check_names(file, proto.graph, frozenset({""}))
     return proto
+
+
+def _check_names(file: Path, graph: GraphProto, outer: frozenset[str]) -> None:
+    """Refuse a graph in which something reads a tensor that nothing makes."""
+    made = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    made |= {tensor.values.name for tensor in graph.sparse_initializer}
+    made |= {name for node in graph.node for name in node.output}
+    known = outer | made
+    for node in graph.node:
+        for name in node.input:
+            if name not in known:
+                where = node.name or node.op_type
+                raise SparsifyError(
+                    f"{file}: node {where} reads {name!r}, which nothing makes; export it again"
+                )
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                _check_names(file, body, known)
+    for value in graph.output:
+        if value.name not in known:
+            raise SparsifyError(f"{file}: nothing makes the output {value.name!r}; export it again")
 
 
 def opset_of(proto: ModelProto) -> int:
@@ -90,9 +115,10 @@ def skeleton(proto: ModelProto, folder: Path) -> ModelProto:
     Smaller ones that lie in files of `folder` are read: shapes and scales may be among them.
     """
     bare = ModelProto()
+    overridable = overridable_names(proto)
     for field, value in proto.ListFields():
         if field.name == "graph":
-            _copy_graph(proto.graph, bare.graph, folder)
+            _copy_graph(proto.graph, bare.graph, folder, overridable)
         elif field.name in ("opset_import", "functions", "metadata_props"):
             getattr(bare, field.name).extend(value)
         elif field.name in ("ir_version", "producer_name", "producer_version", "domain"):
@@ -100,11 +126,23 @@ def skeleton(proto: ModelProto, folder: Path) -> ModelProto:
     return bare
 
 
-def _copy_graph(source: GraphProto, target: GraphProto, folder: Path) -> None:
+def overridable_names(proto: ModelProto) -> frozenset[str]:
+    """Initializers that are defaults of graph inputs (IR 4 and newer): callers may change them."""
+    if proto.ir_version < 4:
+        return frozenset()
+    stored = {tensor.name for tensor in proto.graph.initializer}
+    return frozenset(value.name for value in proto.graph.input if value.name in stored)
+
+
+def _copy_graph(
+    source: GraphProto, target: GraphProto, folder: Path, without: frozenset[str]
+) -> None:
     target.name = source.name
     for repeated in ("input", "output", "value_info", "sparse_initializer"):
         getattr(target, repeated).extend(getattr(source, repeated))
     for tensor in source.initializer:
+        if tensor.name in without:
+            continue
         _copy_tensor(inlined(tensor, folder), target.initializer.add())
     for node in source.node:
         _copy_node(node, target.node.add())
@@ -161,13 +199,14 @@ def byte_size(tensor: TensorProto) -> int:
 
 
 def inferred(proto: ModelProto, folder: Path) -> ModelProto:
-    """A skeleton with the shapes that ONNX can infer.
-
-    Raises:
-        SparsifyError: ONNX finds the graph contradictory.
-    """
+    """A skeleton with the shapes that ONNX can infer; what it cannot stays open."""
+    bare = skeleton(proto, folder)
+    known = {opset.domain for opset in bare.opset_import}
+    used = {node.domain for node in bare.graph.node if node.domain not in ("", "ai.onnx")}
+    # ONNX Runtime does without these imports, inference does not
+    bare.opset_import.extend(helper.make_opsetid(domain, 1) for domain in sorted(used - known))
     try:
-        return onnx.shape_inference.infer_shapes(skeleton(proto, folder), data_prop=True)
+        return onnx.shape_inference.infer_shapes(bare, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
-        cause = str(error).strip().splitlines()[0]
-        raise SparsifyError(f"the graph is invalid ({cause}); run onnx.checker on it") from error
+        log.warning("shapes stay unknown: %s", str(error).strip().splitlines()[0])
+        return bare

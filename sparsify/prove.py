@@ -18,7 +18,7 @@ from sparsify.builder import Builder
 from sparsify.emit import Choice, Emitter, uses_of
 from sparsify.errors import SparsifyError
 from sparsify.graft import inputs_of, names_in
-from sparsify.model import Model, inlined
+from sparsify.model import Model, inlined, overridable_names
 from sparsify.plugins import Operator
 from sparsify.site import Mask, Operand, Site
 
@@ -57,6 +57,9 @@ class Prover:
 
     def objection(self, site: Site) -> str | None:
         """Why the site's normal form is not proved; None when it is."""
+        contradiction = _mask_contradiction(site)
+        if contradiction is not None:
+            return contradiction
         boundary = {operand.tensor for operand in _boundary(site)}
         nodes, open_ends = self._cut(site.output, boundary)
         if open_ends:
@@ -82,6 +85,7 @@ class Prover:
         graph = self.model.proto.graph
         makers = {name: index for index, node in enumerate(graph.node) for name in node.output}
         stored = {tensor.name for tensor in graph.initializer}
+        stored -= overridable_names(self.model.proto)
         inside, open_ends, todo = set[int](), set[str](), [output]
         while todo:
             name = todo.pop()
@@ -133,12 +137,27 @@ def _inputs(site: Site) -> list[Any]:
     return [_open_value(name, kind) for name, kind in types.items()]
 
 
+def _mask_lengths(site: Site, axis: int) -> set[int]:
+    """The lengths along one axis of the scores (-2 queries, -1 keys) that masks fix."""
+    sizes = [mask.sizes[axis] for mask in site.masks if len(mask.sizes) >= -axis]
+    return {size for size in sizes if size is not None and size != 1}
+
+
+def _mask_contradiction(site: Site) -> str | None:
+    for axis, word, known in ((-2, "queries", site.q_length), (-1, "keys", site.k_length)):
+        lengths = _mask_lengths(site, axis) | ({known} if known is not None else set())
+        if len(lengths) > 1:
+            return f"masks and operands disagree on the number of {word}: {sorted(lengths)}"
+    return None
+
+
 def _trial_sizes(site: Site) -> Iterable[Sizes]:
     """Small sizes first, lengths apart so that a mix-up shows; then the sizes the graph fixes."""
     heads = site.q_heads or 2 * (site.kv_heads or 1)
     dim = site.head_dim or site.value_dim or 8
     folded = len(site.output_squeeze)  # batch, and heads too, that the graph does not have
     heads = 1 if folded > 1 else heads
+    q_fixed, k_fixed = (next(iter(_mask_lengths(site, axis)), None) for axis in (-2, -1))
     for batch, q_length, k_length in (
         (2, 20, 24),
         (2, 24, 24),
@@ -149,8 +168,8 @@ def _trial_sizes(site: Site) -> Iterable[Sizes]:
             1 if folded else batch,
             heads,
             site.kv_heads or heads,
-            q_length,
-            k_length,
+            q_fixed or q_length,
+            k_fixed or k_length,
             dim,
             site.value_dim or dim,
         )

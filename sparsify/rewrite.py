@@ -57,13 +57,20 @@ def _replacements(
     model: Model, operator: Operator, uses: frozenset[str], chosen: list[tuple[Site, Choice]]
 ) -> dict[str, list[NodeProto]]:
     """New nodes by the tensor they make; what sites share is written with the first of them."""
-    builder = Builder(model.opset, "sparsify/", names_in(model.proto.graph))
+    taken = names_in(model.proto.graph)
+    builder = Builder(model.opset, "sparsify/", taken)
     emitter = Emitter(builder, operator, uses)
     replacements = {}
     for site, choice in chosen:
         start = len(builder.nodes)
         emitter.site(site, choice, site.output)
         replacements[site.output] = builder.nodes[start:]
+    shapes = [(site, shape) for site, _ in chosen for shape in site.score_shapes]
+    for index, (site, (output, first, last)) in enumerate(shapes):
+        # these stand before the sites they belong to, and share nothing with them
+        apart = Builder(model.opset, f"sparsify/shape_{index}/", taken)
+        Emitter(apart, operator, uses).score_shape(site, first, last, output)
+        replacements[output] = apart.nodes
     return replacements
 
 

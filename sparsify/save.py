@@ -1,6 +1,7 @@
 """Writes a model so that nothing half-written stands under its name and no input is touched."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,6 +61,7 @@ def staged(result: ModelProto, output: Path, model: Model, weights: str) -> Iter
     Raises:
         SparsifyError: weights cannot be referred to from there, or the disk fails.
     """
+    _check_space(result, output, model, weights)
     try:
         # Copies keep the names that the model says, in a folder of their own; a model that refers
         # to weights must stand where those references hold.
@@ -77,6 +79,16 @@ def staged(result: ModelProto, output: Path, model: Model, weights: str) -> Iter
                 path.unlink(missing_ok=True)
     except OSError as error:
         raise SparsifyError(f"{output}: cannot be written ({error.strerror or error})") from error
+
+
+def _check_space(result: ModelProto, output: Path, model: Model, weights: str) -> None:
+    files = weight_files(model).values() if weights == "copy" else ()
+    needed = result.ByteSize() + sum(file.stat().st_size for file in files)
+    free = shutil.disk_usage(output.parent).free
+    if needed > free:
+        raise SparsifyError(
+            f"{output}: needs {needed >> 20} MiB of disk, {free >> 20} MiB are free; make room"
+        )
 
 
 def write_text(path: Path, text: str) -> None:

@@ -70,7 +70,8 @@ class Site:
     them. `element_type` is the ONNX data type of Q. `output` is the tensor that the operator's
     result replaces, after `output_squeeze` took out dimensions that were inserted, or `merge_heads`
     made it `[batch, length, heads * dim]` again. `guarded` says that the graph itself turns rows
-    without any key into zeros. `notes` are remarks for the report.
+    without any key into zeros. `score_shapes` are (tensor, start, end) of the Shape nodes that look
+    at the scores' dimensions `start:end`. `notes` are remarks for the report.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Site:
     guarded: bool = False
     output_squeeze: tuple[int, ...] = ()
     merge_heads: bool = False
+    score_shapes: tuple[tuple[str, int, int | None], ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

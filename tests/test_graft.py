@@ -211,12 +211,12 @@ def test_no_attribute_is_left_to_a_default(tmp_path: Path) -> None:
 
 
 def test_initializers_that_are_inputs_too_stay(tmp_path: Path) -> None:
-    before = plain_model()
-    before.graph.input.append(helper.make_tensor_value_info("c", FLOAT, []))
-    output = rewritten(before, tmp_path)
-    after = onnx.load(output)
-    assert [value.name for value in after.graph.input] == ["q", "k", "v", "c"]
-    assert [t.name for t in after.graph.initializer] == ["c"]
+    before = model_of(Form(scale="q_only"))
+    (scale,) = before.graph.initializer
+    before.graph.input.append(helper.make_tensor_value_info(scale.name, FLOAT, scale.dims))
+    after = onnx.load(rewritten(before, tmp_path))
+    assert after.graph.input == before.graph.input
+    assert list(after.graph.initializer) == [scale]
 
 
 def test_a_scale_that_callers_may_override_is_not_frozen(tmp_path: Path) -> None:

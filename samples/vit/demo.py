@@ -67,7 +67,7 @@ def main(pairs: int, threads: int, out: Path) -> None:
         say("drawing")
         _draw(out / "before_after.png", image, variants, timings)
     _show(variants, timings, threads)
-    console.print(f"picture: {out / 'before_after.png'}")
+    console.print(f"the picture is {out / 'before_after.png'}")
 
 
 def _variants(original: Path, out: Path, say: Say) -> list[Variant]:
@@ -128,24 +128,23 @@ def _note(variant: Variant, timing: Timing, base: Timing) -> str:
 
 def _show(variants: Sequence[Variant], timings: Sequence[Timing], threads: int) -> None:
     table = Table(title=f"{tokens()} tokens, {threads} threads", title_justify="left")
-    for column in ("model", "time", "fastest - slowest", "speed-up", "relative L2", "cosine"):
+    for column in ("model", "seconds (range)", "speed-up", "relative L2", "cosine", "density"):
         table.add_column(column)
-    table.add_column("scores computed")
     for variant, timing in zip(variants, timings, strict=True):
         low, high = timing.spread
         error, cosine = variant.error
-        speed = 1 / ratio(timing, timings[0])
         table.add_row(
             variant.title,
-            f"{timing.median:.2f} s",
-            f"{low:.2f} - {high:.2f} s",
-            f"{speed:.2f}x",
-            f"{error:.1e}",
-            f"{cosine:.6f}",
-            f"{variant.density:.0%}",
+            f"{timing.median:.2f} ({low:.2f}-{high:.2f})",
+            f"{1 / ratio(timing, timings[0]):.2f}x",
+            "-" if variant.report is None else f"{error:.1e}",
+            "-" if variant.report is None else f"{cosine:.6f}",
+            f"{variant.density:.1%}",
         )
     console.print(table)
-    console.print(f"mean_key is --pattern {' --pattern '.join(PATTERNS)} --residual {RESIDUAL}")
+    options = (f"--pattern '{pattern}'" for pattern in PATTERNS)
+    console.print("mean_key is", *options, f"--residual {RESIDUAL}", sep="\n  ")
+    console.print("density is the share of the attention scores that is computed exactly")
 
 
 @contextmanager

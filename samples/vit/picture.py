@@ -23,21 +23,19 @@ class Panel:
 def write_picture(path: Path, image: Floats, panels: Sequence[Panel], caption: str) -> None:
     """Draw the photo and all heatmaps in one row, on one colour scale, as PNG."""
     matplotlib.use("agg")
-    figure = Figure(figsize=(4 * (len(panels) + 1) + 0.8, 5.2), dpi=120, layout="constrained")
+    figure = Figure(figsize=(4 * (len(panels) + 1) + 0.6, 5), dpi=120, layout="constrained")
     axes = figure.subplots(1, len(panels) + 1)
     axes[0].imshow(image)
     _label(axes[0], "photo", f"{image.shape[1]} x {image.shape[0]} pixels")
     for axis, panel in zip(axes[1:], panels, strict=True):
         shown = axis.imshow(panel.heatmap, cmap="magma", vmin=0, vmax=1)
         _label(axis, panel.title, panel.note)
-    bar = figure.colorbar(shown, ax=axes[1:], fraction=0.02, pad=0.01)
-    bar.set_label("importance")
-    figure.suptitle(caption, fontsize=12)
+    figure.colorbar(shown, ax=axes[-1], fraction=0.046, pad=0.03, label="importance")
+    figure.suptitle(caption, fontsize=15)
     figure.savefig(path)
 
 
 def _label(axis: Axes, title: str, note: str) -> None:
-    axis.set_title(title, fontsize=14, fontweight="bold")
-    axis.set_xlabel(note, fontsize=11)
+    axis.set_title(f"{title}\n{note}", fontsize=12)
     axis.set_xticks([])
     axis.set_yticks([])

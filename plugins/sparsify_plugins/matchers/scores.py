@@ -44,7 +44,9 @@ def trace_scores(scores: Scores) -> Scores | Stop:
         if any(is_weight(tensor) for tensor in node.inputs):
             return Stop("not_attention", "the product before the Softmax is with a weight", node)
         return scores.above(node, node.outputs[0])
-    stop = Stop("scores_unknown", f"the scores pass through {node.op}, which is not known", node)
+    stop = Stop(
+        "scores_unknown", f"the scores pass through {node.op} in a way that is not known", node
+    )
     first: Stop | None = None
     for above in _STEPS.get(node.op, _unknown)(scores, node):
         found = trace_scores(above)
@@ -80,7 +82,7 @@ def _add(scores: Scores, node: Node) -> Iterator[Scores]:
         return
     for one, other in ((0, 1), (1, 0)):
         above = scores.above(node, node.inputs[one])
-        term = node.inputs[other]
+        term = _unexpanded(node.inputs[other])
         if scalar(term) is None:  # one number for all scores does not change a softmax
             mask = Mask("add", Operand(term.name), _float_type(term), scores.factor)
             above = replace(above, masks=(*scores.masks, _sized(mask, term)))
@@ -90,13 +92,19 @@ def _add(scores: Scores, node: Node) -> Iterator[Scores]:
 def _where(scores: Scores, node: Node) -> Iterator[Scores]:
     if scores.softcap:
         return
-    condition = node.inputs[0]
+    condition = _unexpanded(node.inputs[0])
     for kind, kept, other in (("keep", 1, 2), ("drop", 2, 1)):
         fill = fill_number(node.inputs[other])
         if fill is not None and fill * scores.factor <= VANISHES:
             mask = Mask(kind, Operand(condition.name), _BOOL, fill=fill * scores.factor)
             above = scores.above(node, node.inputs[kept])
             yield replace(above, masks=(*scores.masks, _sized(mask, condition)))
+
+
+def _unexpanded(mask: Tensor) -> Tensor:
+    """A mask before it was stretched to the scores: broadcasting does the same without a copy."""
+    node = producer(mask, "Expand")
+    return mask if node is None or dims(node.inputs[0]) is None else node.inputs[0]
 
 
 def _sized(mask: Mask, tensor: Tensor) -> Mask:

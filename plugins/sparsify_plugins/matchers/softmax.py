@@ -126,7 +126,11 @@ def _shared(scope: Scope, softmax: Node, scores: Scores, values: Values) -> Stop
     ):
         for node in nodes:
             for tensor in node.outputs:
-                readers = [reader for reader in consumers(tensor) if id(reader) not in own]
+                readers = [
+                    reader
+                    for reader in consumers(tensor)
+                    if id(reader) not in own and reader.op != "Shape"
+                ]
                 if readers or tensor.name in scope.outputs:
                     where = label(readers[0]) if readers else "an output of the graph"
                     return Stop(code, f"the {word} are also used by {where}", node)
@@ -219,7 +223,18 @@ def _site(
         batch=q[0] or k[0],
         guarded=values.guarded,
         output_squeeze=tuple(range(4 - query.rank)),
+        score_shapes=_score_shapes(nodes[:-1]),
         notes=_empty_rows(masks, values.guarded),
+    )
+
+
+def _score_shapes(nodes: tuple[Node, ...]) -> tuple[tuple[str, int, int | None], ...]:
+    """Shape nodes that look at scores or probabilities, whose sizes Q and K tell as well."""
+    readers = [reader for node in nodes for reader in consumers(node.outputs[0])]
+    return tuple(
+        (reader.outputs[0].name, reader.attrs.get("start", 0), reader.attrs.get("end"))
+        for reader in readers
+        if reader.op == "Shape"
     )
 
 
