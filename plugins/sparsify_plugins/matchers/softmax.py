@@ -14,7 +14,7 @@ from sparsify_plugins.matchers.operands import (
     value_source,
 )
 from sparsify_plugins.matchers.scores import Scores, trace_scores
-from sparsify_plugins.matchers.walk import Stop, fill_number, passes_through
+from sparsify_plugins.matchers.walk import Stop, fill_number, passes_through, value_readers
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _trace_values(softmax: Node) -> Values | Stop:
     """Follow the probabilities down to the one product that takes them on its left."""
     nodes, tensor, guarded = [], softmax.outputs[0], False
     while True:
-        readers = consumers(tensor)
+        readers = value_readers(tensor)
         guard = _nan_guard(readers)
         if guard:
             nodes.extend(guard)
@@ -126,11 +126,7 @@ def _shared(scope: Scope, softmax: Node, scores: Scores, values: Values) -> Stop
     ):
         for node in nodes:
             for tensor in node.outputs:
-                readers = [
-                    reader
-                    for reader in consumers(tensor)
-                    if id(reader) not in own and reader.op != "Shape"
-                ]
+                readers = [node for node in value_readers(tensor) if id(node) not in own]
                 if readers or tensor.name in scope.outputs:
                     where = label(readers[0]) if readers else "an output of the graph"
                     return Stop(code, f"the {word} are also used by {where}", node)

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from sparsify.constants import constant, scalar
-from sparsify.view import Node, Tensor, element_type, producer
+from sparsify.view import Node, Tensor, consumers, element_type, producer
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,11 @@ def passes_through(node: Node) -> bool:
         types = {element_type(node.inputs[0]), element_type(node.outputs[0])}
         return types <= {1, 10, 16, None}
     return node.op in ("Identity", "Dropout")
+
+
+def value_readers(tensor: Tensor) -> list[Node]:
+    """The nodes that read a tensor for more than its shape."""
+    return [node for node in consumers(tensor) if node.op != "Shape"]
 
 
 def with_number(node: Node) -> Iterator[tuple[Tensor, float]]:
