@@ -18,8 +18,8 @@ OCR_WIDTH = 4096
 class Subject:
     """One model, what it runs on, and the options of its sparse variant, if it has one.
 
-    `exact_limit` is the share of the original's time that the exact variant should take at most: no model
-    may become slower, beyond what cannot be told from noise.
+    `exact_limit` is the share of the original's time that the exact variant should take at most:
+    no model may become slower, beyond what cannot be told from noise.
     """
 
     name: str
