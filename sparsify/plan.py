@@ -11,7 +11,7 @@ from sparsify.errors import SparsifyError
 from sparsify.grids import grid_of
 from sparsify.model import Model
 from sparsify.pattern import Grid, Pattern
-from sparsify.plugins import Device, Workload
+from sparsify.plugins import Device, Workload, unknown
 from sparsify.site import Findings, Site
 from sparsify.spec import PatternSpec, make_pattern, parse_spec
 
@@ -112,8 +112,11 @@ def make_plan(
     predicted not to pay at a known length gives way to the exact operator, and the reason says so.
 
     Raises:
-        SparsifyError: unknown pattern or option, a pattern that fits no site, or a bad grid.
+        SparsifyError: unknown pattern, option or residual, a pattern that fits no site, or a bad
+            grid.
     """
+    if request.residual not in RESIDUALS:
+        raise SparsifyError(unknown("residual", request.residual, RESIDUALS))
     for spec in request.patterns:
         make_pattern(spec)
         if findings.sites and not any(spec.matches(site.name) for site in findings.sites):

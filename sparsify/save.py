@@ -12,6 +12,7 @@ from onnx import ModelProto
 
 from sparsify.errors import SparsifyError
 from sparsify.model import Model
+from sparsify.plugins import unknown
 from sparsify.weights import copy_names, copy_synced, refer_to, relocate, weight_files
 
 WEIGHTS = ("copy", "reference")
@@ -61,6 +62,8 @@ def staged(result: ModelProto, output: Path, model: Model, weights: str) -> Iter
     Raises:
         SparsifyError: weights cannot be referred to from there, or the disk fails.
     """
+    if weights not in WEIGHTS:
+        raise SparsifyError(unknown("way with weights", weights, WEIGHTS))
     _check_space(result, output, model, weights)
     try:
         # Copies keep the names that the model says, in a folder of their own; a model that refers

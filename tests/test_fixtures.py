@@ -20,6 +20,16 @@ pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=REASON)
 BROKEN = "generated/tf2onnx_bert_3d_attention_float_mask.onnx"
 """It reads a tensor that nothing makes, and ONNX Runtime does not load it either."""
 
+LEFT = {
+    "attention_distilbert": ["scores_unknown"],  # its mask fills with 0.0, which masks nothing
+    "bart_self_attention_megatron_basic_test": ["scores_unknown"],
+    "conformer_self_mha": ["softmax_axis"],
+    "gpt2_megatron": ["scores_unknown"],
+    "self_attention_megatron_basic_test": ["scores_unknown"],
+    "tf2onnx_bert_3d_attention": ["not_attention"],
+}
+"""Fixtures of opset 12 and newer whose one attention is not taken, with the refusal's code."""
+
 FILES = sorted(str(file.relative_to(FOLDER)) for file in FOLDER.rglob("*.onnx"))
 FILES = [name for name in FILES if name != BROKEN]
 
@@ -57,14 +67,16 @@ def test_every_softmax_is_a_site_or_a_refusal(name: str) -> None:
         assert len(refusal.reason) > 10
 
 
-def test_most_attentions_are_sites() -> None:
-    """Of those in files that a function body can be written for."""
-    wanted = found = 0
+def test_all_attentions_are_sites_but_for_those_known_to_be_left() -> None:
+    """Every attention in files that a function body can be written for, but for these."""
+    left = {}
     for name, count in manifest().items():
-        if count and load(FOLDER / name).opset >= 12:
-            wanted += count
-            found += min(count, len(find_sites(load(FOLDER / name)).sites))
-    assert found >= 13, wanted
+        model = load(FOLDER / name)
+        if model.opset >= 12 and count:
+            findings = find_sites(model)
+            if len(findings.sites) < count:
+                left[Path(name).stem] = [refusal.code for refusal in findings.refusals]
+    assert left == LEFT
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if "no_past" in name or "bert" in name])

@@ -8,7 +8,7 @@ import pytest
 from graphs import Array, Form, feeds_of, model_of, save, truth_of
 from running import OFF, both_ways, close
 
-from sparsify import api
+from sparsify import SparsifyError, api
 from sparsify.report import Report
 
 PATTERNS = (
@@ -71,3 +71,12 @@ def test_compensation_helps_on_what_a_window_leaves_out(tmp_path):
         _, native = both_ways(output, feeds)
         errors[residual] = np.linalg.norm(native["y"] - truth) / np.linalg.norm(truth)
     assert errors["iso"] < errors["mean"] < errors["none"]
+
+
+@pytest.mark.parametrize("option", [{"residual": "iso2"}, {"weights": "link"}])
+def test_an_option_that_is_not_known_is_an_error_and_writes_nothing(option, tmp_path):
+    model = save(model_of(Form()), tmp_path)
+    patterns = ["window:size=16"]
+    with pytest.raises(SparsifyError, match="is named '(iso2|link)'"):
+        api.optimize(model, tmp_path / "out.onnx", patterns=patterns, trial=OFF, **option)
+    assert [file.name for file in tmp_path.iterdir()] == [model.name]
