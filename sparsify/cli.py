@@ -7,23 +7,34 @@ import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sparsify.errors import SparsifyError
+from sparsify.options import (
+    MODEL,
+    NO_LIBRARY,
+    OUTPUT,
+    QUIET,
+    WEIGHTS,
+    check_patterns,
+    err,
+    pattern_options,
+    read_required,
+    read_trial,
+    steps,
+    trial_options,
+)
 
 TOO_FEW = 3
 """Exit code when fewer sites were replaced than required."""
 
 out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
 
 
 class Commands(click.Group):
@@ -62,83 +73,6 @@ def main() -> None:
     except SparsifyError as error:
         click.echo(f"error: {' '.join(str(error).split())}", err=True)
         sys.exit(1)
-
-
-# Options that several commands share ------------------------------------------------------------
-
-Decorator = Callable[[Callable[..., None]], Callable[..., None]]
-MODEL = click.argument("model", type=click.Path(path_type=Path))
-OUTPUT = click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.")
-QUIET = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-NO_LIBRARY = click.option(
-    "--no-library", is_flag=True, help="Run outputs through their function bodies only."
-)
-WEIGHTS = click.option(
-    "--weights",
-    type=click.Choice(["copy", "reference"]),
-    default="copy",
-    help="Copy external weights beside the output, or refer to the input's.",
-)
-
-
-def trial_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--data`, `--dim` and `--shape`: what to run a model on."""
-    for option in (
-        click.option(
-            "--shape",
-            "shapes",
-            multiple=True,
-            metavar="INPUT=1x3x896x896",
-            help="Shape of a stand-in input.",
-        ),
-        click.option(
-            "--dim",
-            "dims",
-            multiple=True,
-            metavar="NAME=SIZE",
-            help="Size of a symbolic dimension of stand-in inputs.",
-        ),
-        click.option(
-            "--data",
-            "data",
-            multiple=True,
-            type=click.Path(path_type=Path),
-            help="Inputs to verify on: .npz, arrays named as the model's inputs.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def pattern_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--pattern`, `--exact`, `--residual`, `--max-length` and `--device`: what to do."""
-    for option in (
-        click.option("--device", default="host", help="The device to plan for."),
-        click.option(
-            "--max-length",
-            type=click.IntRange(min=1),
-            help="Longest sequence, in tokens, that grids are made for.",
-        ),
-        click.option(
-            "--residual",
-            type=click.Choice(["none", "mean", "iso"]),
-            default="none",
-            help="What keys contribute that a pattern leaves out.",
-        ),
-        click.option("--exact", is_flag=True, help="Change no number: no pattern at all."),
-        click.option(
-            "--pattern",
-            "patterns",
-            multiple=True,
-            metavar="[SITE_GLOB=]NAME:key=value,...",
-            help="Pattern for all sites, or for those that match; the last that fits holds.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-# Commands ---------------------------------------------------------------------------------------
 
 
 @cli.command()
@@ -181,11 +115,11 @@ def optimize(
 
     if output is None and not dry_run:
         raise click.UsageError("give -o OUT, or --dry-run")
-    _check_patterns(patterns, exact, residual)
+    check_patterns(patterns, exact, residual)
     for path in reports:
         check_report_path(path)
-    required = _required(require, allow_noop)
-    with _steps(quiet, len(api.STEPS)) as progress:
+    required = read_required(require, allow_noop)
+    with steps(quiet, len(api.STEPS)) as progress:
         report = api.optimize(
             model,
             None if dry_run else output,
@@ -194,7 +128,7 @@ def optimize(
             max_length=max_length,
             device=device,
             weights=weights,
-            trial=_trial(data, dims, shapes, not no_library, not no_verify),
+            trial=read_trial(data, dims, shapes, not no_library, not no_verify),
             required=required,
             progress=progress,
         )
@@ -221,7 +155,7 @@ def inspect(model: Path, as_json: bool) -> None:
     from sparsify.report import findings_json
 
     loaded = load(model)
-    with _steps(as_json, 1) as progress:
+    with steps(as_json, 1) as progress:
         progress("finding attention")
         findings = find_sites(loaded)
     if as_json:
@@ -252,10 +186,10 @@ def plan(
     from sparsify.save import write_text
     from sparsify.spec import parse_spec
 
-    _check_patterns(patterns, exact, residual)
+    check_patterns(patterns, exact, residual)
     loaded = load(model)
     request = Request(tuple(map(parse_spec, patterns)), residual, max_length)
-    with _steps(False, 2) as progress:
+    with steps(False, 2) as progress:
         progress("finding attention")
         findings = find_sites(loaded)
         progress("planning")
@@ -292,8 +226,8 @@ def apply(
     from sparsify.render import show_report
 
     made = read_plan(plan_file)
-    trial = _trial(data, dims, shapes, not no_library)
-    with _steps(quiet, len(api.STEPS)) as progress:
+    trial = read_trial(data, dims, shapes, not no_library)
+    with steps(quiet, len(api.STEPS)) as progress:
         report = api.apply(model, made, output, weights=weights, trial=trial, progress=progress)
     if not quiet:
         show_report(out, report)
@@ -317,10 +251,10 @@ def verify(
     from sparsify.model import load
     from sparsify.render import show_verification
 
-    trial = _trial(data, dims, shapes, not no_library)
+    trial = read_trial(data, dims, shapes, not no_library)
     loaded = load(original)
     load(changed)
-    with _steps(False, 1) as progress:
+    with steps(False, 1) as progress:
         progress("verifying")
         found = verification.verify(
             original, changed, trial.feeds(loaded), inputs=trial.inputs, library=trial.library
@@ -349,8 +283,8 @@ def bench(
     from sparsify.render import show_timings
 
     loaded = [load(model) for model in models]
-    feeds = _trial(data, dims, shapes).feeds(loaded[0])[0]
-    with _steps(False, pairs + 1) as progress:
+    feeds = read_trial(data, dims, shapes).feeds(loaded[0])[0]
+    with steps(False, pairs + 1) as progress:
         progress("warming up")
         timings = timing.bench(
             models,
@@ -406,49 +340,6 @@ def doctor() -> None:
     show_checks(out, checks)
     if not all(check.good for check in checks):
         sys.exit(1)
-
-
-# Helpers ----------------------------------------------------------------------------------------
-
-
-def _check_patterns(patterns: Sequence[str], exact: bool, residual: str) -> None:
-    if exact and patterns:
-        raise click.UsageError("--exact changes no number; it does not go with --pattern")
-    if residual != "none" and not patterns:
-        raise click.UsageError("--residual says what a pattern leaves out; give --pattern")
-
-
-def _required(text: str, allow_noop: bool) -> int | str:
-    if text != "all" and not (text.isascii() and text.isdigit()):
-        raise click.UsageError(f"--require takes a number or 'all', not {text!r}")
-    if allow_noop:
-        return 0
-    return text if text == "all" else int(text)
-
-
-def _trial(
-    data: Sequence[Path],
-    dims: Sequence[str],
-    shapes: Sequence[str],
-    library: bool = True,
-    enabled: bool = True,
-) -> Any:
-    from sparsify.api import Trial
-    from sparsify.feeds import parse_dim, parse_shape
-
-    return Trial(
-        tuple(data), dict(map(parse_dim, dims)), dict(map(parse_shape, shapes)), enabled, library
-    )
-
-
-@contextmanager
-def _steps(quiet: bool, total: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar on standard error that moves on with each named step."""
-    hidden = quiet or not err.is_terminal
-    columns = (TextColumn("{task.description:<20}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=hidden) as bar:
-        task = bar.add_task("starting", total=total, completed=-1)
-        yield lambda step: bar.update(task, description=step, advance=1)
 
 
 def _plugin_rows(registry: Any) -> Iterator[tuple[str, str, str, str]]:

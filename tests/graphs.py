@@ -366,6 +366,15 @@ def plain_model(opset: int = 17) -> ModelProto:
     return build(plain_nodes(), QKV, Y, [C], opset)
 
 
+def bfloat16_model() -> ModelProto:
+    """The plain attention in bfloat16, a type that numpy and ONNX Runtime's CPU do not know."""
+    kind = TensorProto.BFLOAT16
+    inputs = [(name, kind, shape) for name, _, shape in QKV]
+    outputs = [("y", kind, ["b", 4, "s", 16])]
+    scale = helper.make_tensor("c", kind, [], [0.25])
+    return build(plain_nodes(), inputs, outputs, [scale])
+
+
 def plain_feeds(batch: int = 2, s: int = 20, t: int = 24, seed: int = 0) -> dict[str, Array]:
     rng = np.random.default_rng(seed)
     sizes = {"q": s, "k": t, "v": t}

@@ -15,6 +15,7 @@ from graphs import (
     C,
     Form,
     Y,
+    bfloat16_model,
     build,
     model_of,
     node,
@@ -477,13 +478,7 @@ def test_an_error_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
 
 def test_json_on_standard_output_is_only_json(tmp_path: Path) -> None:
     """Also for a model with a type that numpy does not know."""
-    kind = TensorProto.BFLOAT16
-    model = build(
-        plain_nodes(),
-        [(name, kind, shape) for name, _, shape in QKV],
-        [("y", kind, ["b", 4, "s", 16])],
-        [helper.make_tensor("c", kind, [], [0.25])],
-    )
+    model = bfloat16_model()
     done = process("inspect", save(model, tmp_path), "--json")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["refusals"]) == 1

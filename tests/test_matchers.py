@@ -20,6 +20,7 @@ from graphs import (
     Form,
     Y,
     attend,
+    bfloat16_model,
     build,
     feeds_of,
     model_of,
@@ -381,13 +382,7 @@ def test_double_precision_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_type_that_onnxruntime_does_not_run_is_refused(tmp_path: Path) -> None:
-    kind = TensorProto.BFLOAT16
-    model = build(
-        plain_nodes(),
-        [(name, kind, shape) for name, _, shape in QKV],
-        [("y", kind, ["b", 4, "s", 16])],
-        [helper.make_tensor("c", kind, [], [0.25])],
-    )
+    model = bfloat16_model()
     assert len(codes(model, tmp_path)) == 1
 
 

@@ -77,6 +77,6 @@ def test_compensation_helps_on_what_a_window_leaves_out(tmp_path):
 def test_an_option_that_is_not_known_is_an_error_and_writes_nothing(option, tmp_path):
     model = save(model_of(Form()), tmp_path)
     patterns = ["window:size=16"]
-    with pytest.raises(SparsifyError, match="is named '(iso2|link)'"):
+    with pytest.raises(SparsifyError, match=r"is named '(iso2|link)'"):
         api.optimize(model, tmp_path / "out.onnx", patterns=patterns, trial=OFF, **option)
     assert [file.name for file in tmp_path.iterdir()] == [model.name]
