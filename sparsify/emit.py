@@ -10,6 +10,7 @@ import numpy as np
 from onnx import TensorProto
 
 from sparsify.builder import Attribute, Builder
+from sparsify.layout import emit_steps, is_one
 from sparsify.pattern import DynamicPattern, Pattern, SiteInputs
 from sparsify.plugins import Operator
 from sparsify.selection import emit_selection
@@ -54,6 +55,9 @@ def uses_of(site: Site, choice: Choice) -> frozenset[str]:
         "attn_bias": any(not mask.forbids for mask in site.masks),
         "causal": site.causal,
         "window": site.left_window >= 0 or site.right_window >= 0,
+        "query_offset": site.bottom_right or bool(site.query_offset),
+        "key_lengths": bool(site.key_lengths),
+        "sinks": site.sinks is not None,
         "softcap": site.softcap > 0,
         "gqa": site.group != 1,
         "selection": choice.pattern is not None,
@@ -75,8 +79,13 @@ class Emitter:
 
     def site(self, site: Site, choice: Choice, output: str) -> None:
         """Write everything that computes `output`, the tensor that `site.output` names."""
+        self.builder.nodes.extend(site.before)
+        for made, name in site.also:
+            self.builder.node("Identity", [made], outputs=[name])
         inputs = {name: self._operand(operand) for name, operand in _operands(site)}
-        inputs |= self._mask_inputs(site)
+        inputs |= self._mask_inputs(site, inputs["Q"])
+        inputs["Q"] = self._multiplied(site, inputs["Q"])
+        inputs |= self._positions(site, inputs)
         if choice.pattern is not None:
             inputs |= self._selection(site, choice.pattern, choice, inputs)
         inputs |= self._neutral(site, inputs)
@@ -88,78 +97,96 @@ class Emitter:
     def score_shape(self, site: Site, start: int, end: int | None, output: str) -> None:
         """Write `output`, the shape of the scores, from the shapes of Q and K."""
         sizes = [self._size(site.query, axis) for axis in range(3)] + [self._size(site.key, 2)]
-        wanted = sizes[len(site.output_squeeze) :][start:end]
+        missing = sum(is_one(site.query.steps, axis) for axis in (0, 1))
+        wanted = sizes[missing:][start:end]
         self.builder.node("Concat", wanted, {"axis": 0}, outputs=[output])
 
     def _size(self, operand: Operand, axis: int) -> str:
-        """One size of an operand, a 1-D tensor."""
-        if axis in operand.unsqueeze:
-            return self.builder.ints(1)
-        axis -= len(operand.unsqueeze)
-        return self.builder.dims(operand.tensor, operand.perm[axis] if operand.perm else axis)
+        """One size of an operand, a 1-D tensor; from the graph's tensor where a step keeps it."""
+        place: int | None = axis
+        for step in reversed(operand.steps):
+            place = None if place is None else step.source(place)
+        if place is None:
+            return self.builder.dims(self._operand(operand), axis)
+        return self.builder.dims(operand.tensor, place)
 
     def _result(
         self, site: Site, inputs: list[str], attributes: dict[str, Attribute], output: str
     ) -> None:
-        builder, plain = self.builder, not site.output_squeeze and not site.merge_heads
-        result = output if plain else builder.fresh("attended")
+        builder = self.builder
         name, domain = self.operator.name, self.operator.domain
-        builder.node(name, inputs, attributes, outputs=[result], domain=domain)
-        if site.merge_heads:
-            rows = builder.transpose(result, (0, 2, 1, 3))
-            builder.node("Reshape", [rows, builder.ints(0, 0, -1)], outputs=[output])
-        elif site.output_squeeze:
-            squeezed = builder.squeeze(result, site.output_squeeze)
-            builder.nodes[-1].output[0] = output
-            assert squeezed != output
+        result = builder.node(name, inputs, attributes, domain=domain)[0]
+        emit_steps(builder, result, site.result)
+        builder.nodes[-1].output[0] = output
 
     def _operand(self, operand: Operand) -> str:
-        builder, name = self.builder, operand.tensor
-        if operand.split_heads:
-            name = builder.reshape(name, (0, 0, operand.split_heads, -1))
-        if operand.perm:
-            name = builder.transpose(name, operand.perm)
-        if operand.unsqueeze:
-            name = builder.unsqueeze(name, operand.unsqueeze)
-        return name
+        return emit_steps(self.builder, operand.tensor, operand.steps)
+
+    def _positions(self, site: Site, inputs: dict[str, str]) -> dict[str, str]:
+        """Where queries stand, where keys end, and the logit that takes mass only."""
+        builder, found = self.builder, {}
+        if site.bottom_right:
+            lengths = [builder.dims(inputs[name], 2) for name in ("K", "Q")]
+            found["query_offset"] = builder.op("Sub", *lengths)
+        if site.query_offset:
+            found["query_offset"] = site.query_offset
+        if site.key_lengths:
+            found["key_lengths"] = site.key_lengths
+        if site.sinks is not None:
+            found["sinks"] = self._operand(site.sinks)
+        return found
 
     # Masks --------------------------------------------------------------------------------------
 
-    def _mask_inputs(self, site: Site) -> dict[str, str]:
+    def _mask_inputs(self, site: Site, query: str) -> dict[str, str]:
         inputs = {}
         forbidding = tuple(mask for mask in site.masks if mask.forbids)
-        arithmetic = tuple(mask for mask in site.masks if not mask.forbids)
+        arithmetic = tuple(m for m in site.masks if not m.forbids and m.kind != "times")
         if forbidding:
-            inputs["attn_mask"] = self._combined(forbidding, "And", TensorProto.BOOL)
+            inputs["attn_mask"] = self._combined(forbidding, "And", TensorProto.BOOL, query)
         if arithmetic:
-            inputs["attn_bias"] = self._combined(arithmetic, "Add", site.element_type)
+            inputs["attn_bias"] = self._combined(arithmetic, "Add", site.element_type, query)
         return inputs
 
-    def _combined(self, masks: tuple[Mask, ...], op: str, element_type: int) -> str:
-        key = (masks, element_type)
+    def _multiplied(self, site: Site, query: str) -> str:
+        """Q times what the graph multiplies the scores by."""
+        for mask in site.masks:
+            if mask.kind == "times":
+                factor = self._mask(mask, site.element_type, query)
+                query = self.builder.op("Mul", query, factor)
+        return query
+
+    def _combined(self, masks: tuple[Mask, ...], op: str, element_type: int, query: str) -> str:
+        key = (masks, element_type, query if any(mask.tiled for mask in masks) else "")
         if key not in self._masks:
-            names = [self._mask(mask, element_type) for mask in masks]
+            names = [self._mask(mask, element_type, query) for mask in masks]
             result = names[0]
             for name in names[1:]:
                 result = self.builder.op(op, result, name)
             self._masks[key] = result
         return self._masks[key]
 
-    def _mask(self, mask: Mask, element_type: int) -> str:
+    def _mask(self, mask: Mask, element_type: int, query: str) -> str:
         builder, name = self.builder, self._operand(mask.operand)
-        if mask.kind == "add":
-            if mask.element_type != element_type:
-                name = builder.cast(name, element_type)
-            return (
-                name
-                if mask.factor == 1
-                else builder.op("Mul", name, self._number(mask.factor, element_type))
-            )
+        if mask.tiled:
+            times = builder.op("Div", builder.dims(query, 0), builder.dims(name, 0))
+            name = builder.op("Tile", name, builder.concat([times, builder.ints(1, 1, 1)], 0))
+        if mask.kind in ("add", "times"):
+            return self._term(mask, name, element_type)
+        if mask.element_type != TensorProto.BOOL:
+            name = builder.cast(name, TensorProto.BOOL)
         if not mask.forbids:
             zero, fill = (self._number(value, element_type) for value in (0.0, _LOWEST))
             kept, masked = (zero, fill) if mask.kind == "keep" else (fill, zero)
             return builder.op("Where", name, kept, masked)
         return name if mask.kind == "keep" else builder.op("Not", name)
+
+    def _term(self, mask: Mask, name: str, element_type: int) -> str:
+        if mask.element_type != element_type:
+            name = self.builder.cast(name, element_type)
+        if mask.factor == 1:
+            return name
+        return self.builder.op("Mul", name, self._number(mask.factor, element_type))
 
     def _number(self, value: float, element_type: int) -> str:
         if element_type == TensorProto.FLOAT16:
@@ -185,10 +212,15 @@ class Emitter:
             causal=site.causal,
             element_type=site.element_type,
         )
+        offset = inputs.get("query_offset")
+        if offset is not None:
+            # one position for all batches: the last is the one that forbids least
+            offset = self.builder.reduce("ReduceMax", offset, [0], keepdims=False)
         selection = emit_selection(
             pattern,
             self.builder,
             given,
+            offset=0 if offset is None else offset,
             q_length=site.q_length,
             k_length=site.k_length,
             max_length=choice.max_length,

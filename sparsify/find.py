@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from sparsify import plugins, runtime
 from sparsify.model import Model
-from sparsify.prove import Prover
+from sparsify.places import places
+from sparsify.prove import Prover, Verdict
 from sparsify.site import MAIN_SCOPE, Findings, Refusal, Site
 from sparsify.view import Scope, scopes
 
@@ -26,8 +27,10 @@ def find_sites(model: Model) -> Findings:
     operator = plugins.get("operators", "SparseAttention")
     if any(opset.domain == operator.domain for opset in model.proto.opset_import):
         return Findings(refusals=tuple(_already_sparse(model, operator.domain)))
-    prover = Prover(model, operator)
-    for scope in scopes(model.proto, model.folder):
+    known: dict[bytes, Verdict] = {}
+    found = zip(scopes(model.proto, model.folder), places(model.proto), strict=True)
+    for scope, place in found:
+        prover = Prover(model, operator, place, known)
         for candidates in _by_output(scope):
             verdict = _verdict(candidates, scope, prover)
             if isinstance(verdict, Site):
@@ -63,9 +66,9 @@ def _verdict(candidates: list[Site | Refusal], scope: Scope, prover: Prover) -> 
         reason = _out_of_reach(scope)
         if reason is not None:
             return Refusal(reason[0], reason[1], scope.name, candidate.nodes)
-        found = prover.objection(candidate)
-        if found is None:
-            return candidate
+        found = prover.prove(candidate)
+        if isinstance(found, float):
+            return replace(candidate, proof=found)
         objection = objection or found
     return Refusal("proof_failed", f"not proved equal: {objection}", scope.name, first.nodes)
 

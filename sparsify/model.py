@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from sparsify.errors import SparsifyError
 
@@ -104,8 +104,8 @@ def _check_names(file: Path, graph: GraphProto, outer: frozenset[str]) -> None:
             raise SparsifyError(f"{file}: nothing makes the output {value.name!r}; export it again")
 
 
-def opset_of(proto: ModelProto) -> int:
-    """The imported version of ai.onnx, 0 when the model imports none."""
+def opset_of(proto: ModelProto | FunctionProto) -> int:
+    """The imported version of ai.onnx, 0 when a model or function imports none."""
     return max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=0)
 
 

@@ -2,25 +2,27 @@
 
 The site's nodes, cut out between its operands and its output, and the operator's function body with
 everything kept run side by side in ONNX Runtime on random inputs, with masks that really mask. A
-matcher can be wrong; a rewrite must not be silently wrong.
+matcher can be wrong; a rewrite must not be silently wrong. Sites that differ in names only, as the
+layers of a model do, are proved once.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from sparsify import runtime
 from sparsify.builder import Builder
 from sparsify.emit import Choice, Emitter, uses_of
 from sparsify.errors import SparsifyError
-from sparsify.graft import inputs_of, names_in
+from sparsify.graft import bodies, inputs_of
 from sparsify.model import Model, inlined, overridable_names
+from sparsify.places import Place
 from sparsify.plugins import Operator
-from sparsify.site import Mask, Operand, Site
+from sparsify.site import Site
+from sparsify.trial import boundary, contradiction, feeds, trial_sizes
 
 TOLERANCE: dict[int, float] = {
     TensorProto.FLOAT: 1e-4,
@@ -34,196 +36,165 @@ _ELEMENTS = 1 << 26
 
 _TRIAL = "sparsify_trial_output"
 
-
-@dataclass(frozen=True)
-class Sizes:
-    """The dimensions of one trial."""
-
-    batch: int
-    q_heads: int
-    kv_heads: int
-    q_length: int
-    k_length: int
-    head_dim: int
-    value_dim: int
+Verdict = str | float
+"""Why a site is not proved, or the error at which it is, relative to the output's largest value."""
 
 
 @dataclass(frozen=True)
 class Prover:
-    """Proves sites of one model's main graph."""
+    """Proves the sites that stand in one graph of a model; `known` are verdicts by form."""
 
     model: Model
     operator: Operator
+    place: Place
+    known: dict[bytes, Verdict] = field(default_factory=dict)
+    _makers: dict[str, int] = field(default_factory=dict)
+    _nodes: list[NodeProto] = field(default_factory=list)
+    _stored: dict[str, TensorProto] = field(default_factory=dict)
 
-    def objection(self, site: Site) -> str | None:
-        """Why the site's normal form is not proved; None when it is."""
-        contradiction = _mask_contradiction(site)
-        if contradiction is not None:
-            return contradiction
-        boundary = {operand.tensor for operand in _boundary(site)}
-        nodes, open_ends = self._cut(site.output, boundary)
+    def __post_init__(self) -> None:
+        self._nodes.extend(self.place.nodes())
+        for index, node in enumerate(self._nodes):
+            self._makers.update(dict.fromkeys(node.output, index))
+        overridable = overridable_names(self.model.proto)
+        for tensor in self.place.stored():
+            if tensor.name not in overridable:
+                self._stored[tensor.name] = tensor
+
+    def prove(self, site: Site) -> Verdict:
+        """The error of the site's normal form; a sentence where it is not proved."""
+        conflict = contradiction(site)
+        if conflict is not None:
+            return conflict
+        drawn = boundary(site)
+        nodes, open_ends = self._cut(site, drawn)
         if open_ends:
             return f"its nodes also read {', '.join(sorted(open_ends)[:3])}, from outside the site"
-        try:
-            trial = self._trial(site, nodes)
-        except SparsifyError as error:  # nothing to compare with, where the original does not run
-            return str(error)
-        reason = "no trial size fits"
-        for sizes in _trial_sizes(site):
-            if sizes.batch * sizes.q_heads * sizes.q_length * sizes.k_length > _ELEMENTS:
-                return "it is fixed at a size too large for a trial"
-            try:
-                results = runtime.run(trial, _feeds(site, sizes, np.random.default_rng(0)))
-            except SparsifyError as error:  # these sizes do not fit the graph; others may
-                reason = str(error)
-                continue
-            return _difference(site, results[site.output], results[_TRIAL])
-        return reason
+        if any(a.ref_attr_name for node in nodes for a in node.attribute):
+            return "its nodes refer to attributes of the function they stand in"
+        trial = self._trial(site, nodes, drawn)
+        form = _form(trial) + repr(_sizes_of(site)).encode()
+        if form not in self.known:
+            self.known[form] = _verdict(site, trial)
+        return self.known[form]
 
-    def _cut(self, output: str, boundary: set[str]) -> tuple[list[NodeProto], set[str]]:
+    def _cut(self, site: Site, drawn: dict[str, int]) -> tuple[list[NodeProto], set[str]]:
         """The nodes between boundary and output, in order, and what else they would need."""
-        graph = self.model.proto.graph
-        makers = {name: index for index, node in enumerate(graph.node) for name in node.output}
-        stored = {tensor.name for tensor in graph.initializer}
-        stored -= overridable_names(self.model.proto)
-        inside, open_ends, todo = set[int](), set[str](), [output]
+        inside, open_ends = set[int](), set[str]()
+        todo = [site.output, *(name for _, name in site.also)]
         while todo:
             name = todo.pop()
-            if name in boundary or name in stored:
+            if name in drawn or name in self._stored:
                 continue
-            if name not in makers:
+            if name not in self._makers:
                 open_ends.add(name)
-            elif makers[name] not in inside:
-                inside.add(makers[name])
-                todo.extend(inputs_of(graph.node[makers[name]]))
-        return [graph.node[index] for index in sorted(inside)], open_ends
+            elif self._makers[name] not in inside:
+                inside.add(self._makers[name])
+                todo.extend(inputs_of(self._nodes[self._makers[name]]))
+        return [self._nodes[index] for index in sorted(inside)], open_ends
 
-    def _trial(self, site: Site, nodes: Iterable[NodeProto]) -> Any:
-        """A session whose model computes the site both ways."""
-        original = list(nodes)
+    def _trial(self, site: Site, original: list[NodeProto], drawn: dict[str, int]) -> ModelProto:
+        """A model that computes the site both ways; `_wanted` names its outputs in pairs."""
         read = {name for node in original for name in inputs_of(node)}
-        boundary = {operand.tensor for operand in _boundary(site)}
-        proto, opset = self.model.proto, self.model.opset
-        stored = [t for t in proto.graph.initializer if t.name in read - boundary]
+        read |= {name for node in site.before for name in node.input}
+        stored = [self._stored[name] for name in sorted(read & self._stored.keys() - drawn.keys())]
         stored = [inlined(tensor, self.model.folder) for tensor in stored]
-        builder = Builder(opset, "sparsify_trial/", names_in(proto.graph))
+        opset, proto = self.place.opset, self.model.proto
+        builder = Builder(opset, "sparsify_trial/", {*self._makers, *drawn})
         uses = uses_of(site, Choice())
-        Emitter(builder, self.operator, uses).site(site, Choice(), _TRIAL)
-        outputs = [_open_value(name, site.element_type) for name in (site.output, _TRIAL)]
-        graph = helper.make_graph(
-            [*original, *builder.nodes], "trial", _inputs(site), outputs, stored
-        )
+        also = tuple((made, f"{_TRIAL}_{i}") for i, (made, _) in enumerate(site.also))
+        Emitter(builder, self.operator, uses).site(replace(site, also=also), Choice(), _TRIAL)
+        outputs = [_open_value(name, site.element_type) for name in _wanted(site)]
+        inputs = [_open_value(name, kind) for name, kind in drawn.items()]
+        graph = helper.make_graph([*original, *builder.nodes], "trial", inputs, outputs, stored)
+        imports = {o.domain: o.version for o in [*proto.opset_import, *self._imports()]}
+        imports |= {"": opset, self.operator.domain: self.operator.version}
+        imports.pop("ai.onnx", None)
         body = self.operator.function(opset, site.element_type, uses)
-        trial = helper.make_model(
+        return helper.make_model(
             graph,
             functions=[*proto.functions, body],
-            opset_imports=[*proto.opset_import, helper.make_opsetid(self.operator.domain, 1)],
+            opset_imports=[helper.make_opsetid(*pair) for pair in imports.items()],
             ir_version=max(proto.ir_version, 8),
         )
-        return runtime.session(trial.SerializeToString(), library=False, threads=1)
+
+    def _imports(self) -> list[Any]:
+        outermost = self.place.layers[0]
+        return [] if isinstance(outermost, GraphProto) else list(outermost.opset_import)
 
 
-def _boundary(site: Site) -> list[Operand]:
-    return [site.query, site.key, site.value, *(mask.operand for mask in site.masks)]
+def _wanted(site: Site) -> list[str]:
+    """Pairs of outputs to compare: the original's, and ours."""
+    pairs = [site.output, _TRIAL]
+    for index, (_, name) in enumerate(site.also):
+        pairs += [name, f"{_TRIAL}_{index}"]
+    return pairs
+
+
+def _sizes_of(site: Site) -> tuple[object, ...]:
+    """What `trial_sizes` and `feeds` read of a site, beyond names."""
+    masks = [(m.kind, m.sizes, m.tiled, m.operand.steps) for m in site.masks]
+    given = [(g.sizes, g.values) for g in site.given]
+    operands = [operand.steps for operand in (site.query, site.key, site.value)]
+    sizes = (site.q_heads, site.kv_heads, site.group, site.q_length, site.k_length)
+    return (*sizes, site.head_dim, site.value_dim, site.batch, *operands, *masks, *given)
+
+
+def _form(trial: ModelProto) -> bytes:
+    """A trial with its tensors numbered and its nodes unnamed: the same for the same form."""
+    numbers: dict[str, str] = {"": ""}
+
+    def renamed(names: Any) -> None:
+        names[:] = [numbers.setdefault(name, str(len(numbers))) for name in names]
+
+    copy = ModelProto()
+    copy.CopyFrom(trial)
+    del copy.functions[:]  # the same for all sites of a model
+    graph = copy.graph
+    for value in [*graph.input, *graph.initializer]:
+        value.name = numbers.setdefault(value.name, str(len(numbers)))
+    if any(bodies(node) for node in graph.node):
+        return bytes(trial.SerializeToString(deterministic=True))
+    for node in graph.node:
+        node.name = node.doc_string = ""
+        del node.metadata_props[:]
+        renamed(node.input)
+        renamed(node.output)
+    for value in graph.output:
+        value.name = numbers[value.name]
+    return bytes(copy.SerializeToString(deterministic=True))
+
+
+def _verdict(site: Site, trial: ModelProto) -> Verdict:
+    try:
+        session = runtime.session(trial.SerializeToString(), library=False, threads=1)
+    except SparsifyError as error:  # nothing to compare with, where the original does not run
+        return str(error)
+    reason = "no trial size fits"
+    for sizes in trial_sizes(site):
+        if sizes.scores > _ELEMENTS:
+            return "it is fixed at a size too large for a trial"
+        try:
+            results = runtime.run(session, feeds(site, sizes, np.random.default_rng(0)))
+        except SparsifyError as error:  # these sizes do not fit the graph; others may
+            reason = str(error)
+            continue
+        names = _wanted(site)
+        pairs = zip(names[::2], names[1::2], strict=True)
+        return _worst([_difference(site, results[a], results[b]) for a, b in pairs])
+    return reason
+
+
+def _worst(verdicts: list[Verdict]) -> Verdict:
+    objections = [verdict for verdict in verdicts if isinstance(verdict, str)]
+    return objections[0] if objections else max(float(verdict) for verdict in verdicts)
 
 
 def _open_value(name: str, element_type: int) -> Any:
     return helper.make_tensor_value_info(name, element_type, None)
 
 
-def _inputs(site: Site) -> list[Any]:
-    types = {operand.tensor: site.element_type for operand in (site.query, site.key, site.value)}
-    types |= {mask.operand.tensor: mask.element_type for mask in site.masks}
-    return [_open_value(name, kind) for name, kind in types.items()]
-
-
-def _mask_lengths(site: Site, axis: int) -> set[int]:
-    """The lengths along one axis of the scores (-2 queries, -1 keys) that masks fix."""
-    sizes = [mask.sizes[axis] for mask in site.masks if len(mask.sizes) >= -axis]
-    return {size for size in sizes if size is not None and size != 1}
-
-
-def _mask_contradiction(site: Site) -> str | None:
-    for axis, word, known in ((-2, "queries", site.q_length), (-1, "keys", site.k_length)):
-        lengths = _mask_lengths(site, axis) | ({known} if known is not None else set())
-        if len(lengths) > 1:
-            return f"masks and operands disagree on the number of {word}: {sorted(lengths)}"
-    return None
-
-
-def _trial_sizes(site: Site) -> Iterable[Sizes]:
-    """Small sizes first, lengths apart so that a mix-up shows; then the sizes the graph fixes."""
-    heads = site.q_heads or 2 * (site.kv_heads or 1)
-    dim = site.head_dim or site.value_dim or 8
-    folded = len(site.output_squeeze)  # batch, and heads too, that the graph does not have
-    heads = 1 if folded > 1 else heads
-    q_fixed, k_fixed = (next(iter(_mask_lengths(site, axis)), None) for axis in (-2, -1))
-    for batch, q_length, k_length in (
-        (2, 20, 24),
-        (2, 24, 24),
-        (1, 24, 24),
-        (site.batch or 2, site.q_length or 24, site.k_length or site.q_length or 24),
-    ):
-        yield Sizes(
-            1 if folded else batch,
-            heads,
-            site.kv_heads or heads,
-            q_fixed or q_length,
-            k_fixed or k_length,
-            dim,
-            site.value_dim or dim,
-        )
-
-
-def _feeds(site: Site, sizes: Sizes, rng: np.random.Generator) -> Mapping[str, npt.NDArray[Any]]:
-    s = sizes
-    shapes = {
-        site.query: (s.batch, s.q_heads, s.q_length, s.head_dim),
-        site.key: (s.batch, s.kv_heads, s.k_length, s.head_dim),
-        site.value: (s.batch, s.kv_heads, s.k_length, s.value_dim),
-    }
-    feeds: dict[str, npt.NDArray[Any]] = {}
-    for operand, shape in shapes.items():
-        values = rng.standard_normal(shape).astype(np.float32)
-        feeds[operand.tensor] = _as_type(_backwards(operand, values), site.element_type)
-    for mask in site.masks:
-        feeds[mask.operand.tensor] = _mask_values(mask, sizes, rng)
-    return feeds
-
-
-def _mask_values(mask: Mask, sizes: Sizes, rng: np.random.Generator) -> npt.NDArray[Any]:
-    """A random mask of the rank the graph has; no row of scores is left without a key."""
-    full = (sizes.batch, sizes.q_heads, sizes.q_length, sizes.k_length)
-    rank = len(mask.sizes)
-    shape = list(full[4 - rank :])
-    for axis, size in enumerate(mask.sizes):
-        if size == 1 or (size is None and rank == 4 and axis == 1):
-            shape[axis] = 1
-    masked = rng.random(shape) < 0.3
-    masked[..., 0] = False
-    if mask.kind != "add":
-        return _backwards(mask.operand, masked if mask.kind == "drop" else ~masked)
-    values = np.where(masked, -np.inf, rng.standard_normal(shape)).astype(np.float32)
-    return _as_type(_backwards(mask.operand, values), mask.element_type)
-
-
-def _backwards(operand: Operand, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The tensor of the graph that gives `values` once the operand's steps are taken."""
-    if operand.unsqueeze:
-        axes = tuple(axis for axis in operand.unsqueeze if axis < values.ndim)
-        values = values.reshape(tuple(n for i, n in enumerate(values.shape) if i not in axes))
-    if operand.perm:
-        values = np.ascontiguousarray(values.transpose(np.argsort(operand.perm)))
-    if operand.split_heads:
-        values = values.reshape(*values.shape[:2], -1)
-    return values
-
-
-def _as_type(values: npt.NDArray[Any], element_type: int) -> npt.NDArray[Any]:
-    return values.astype(helper.tensor_dtype_to_np_dtype(element_type))
-
-
-def _difference(site: Site, original: npt.NDArray[Any], ours: npt.NDArray[Any]) -> str | None:
+def _difference(site: Site, original: npt.NDArray[Any], ours: npt.NDArray[Any]) -> Verdict:
     if original.shape != ours.shape:
         return f"its output is {list(original.shape)}, the operator's {list(ours.shape)}"
     wanted, got = original.astype(np.float64), ours.astype(np.float64)
@@ -232,4 +203,4 @@ def _difference(site: Site, original: npt.NDArray[Any], ours: npt.NDArray[Any]) 
     error = float(np.abs(wanted - got).max() / max(np.abs(wanted).max(), 1e-30))
     if not error <= TOLERANCE[site.element_type]:
         return f"its nodes and the normal form differ by {error:.1e} on a trial input"
-    return None
+    return error

@@ -4,7 +4,11 @@ A site says `softmax(softcap(scale * Q K^T) + bias) V` in terms of tensors that 
 it holds names only, never graph objects, so it can be printed, compared and stored.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from onnx import NodeProto
+
+from sparsify.layout import Step
 
 VANISHES = -1e3
 """A score this low has no weight beside any score that a model makes."""
@@ -20,15 +24,31 @@ MAIN_SCOPE = ""
 class Operand:
     """One input of the operator, as a tensor of the graph and the steps that give it its layout.
 
-    The operator wants `[batch, heads, length, dim]`. With `split_heads`, `tensor` is
-    `[batch, length, heads * dim]` and is split first; then it is transposed by `perm` (empty: taken
-    as it is); then dimensions of size 1 are inserted at `unsqueeze` (axes of the result).
+    The operator wants `[batch, heads, length, dim]`; without steps the tensor is taken as it is.
     """
 
     tensor: str
-    perm: tuple[int, ...] = ()
-    unsqueeze: tuple[int, ...] = ()
-    split_heads: int = 0
+    steps: tuple[Step, ...] = ()
+
+    def then(self, *steps: Step) -> "Operand":
+        """The operand with more steps taken."""
+        return replace(self, steps=(*self.steps, *steps))
+
+
+@dataclass(frozen=True)
+class Given:
+    """A tensor that the nodes in `Site.before` read, and how a trial draws it.
+
+    `sizes` are numbers or names of trial sizes: "batch", "q_heads", "kv_heads", "q_length",
+    "k_length", "head_dim", "value_dim", "past_length"; a product is written "q_heads*head_dim".
+    `values`: "normal", "mask" (0 and 1, each row with a 1), or a number or name of a trial size
+    that the tensor is filled with.
+    """
+
+    tensor: str
+    element_type: int
+    sizes: tuple[int | str, ...]
+    values: int | str = "normal"
 
 
 @dataclass(frozen=True)
@@ -36,11 +56,13 @@ class Mask:
     """One term that the graph applies to the scores, in the order the graph applies it.
 
     * `add`: `factor * tensor` is added to the scaled scores;
-    * `keep`: scores where the bool `tensor` is false become `fill`;
-    * `drop`: scores where the bool `tensor` is true become `fill`.
+    * `times`: the scores are multiplied by `tensor`, whose last size is 1;
+    * `keep`: scores where `tensor` is false (or 0) become `fill`;
+    * `drop`: scores where `tensor` is true (or not 0) become `fill`.
 
-    `element_type` is the ONNX data type of `tensor`. `sizes` are its dimensions, aligned with the
-    scores `[batch, heads, queries, keys]` from the right; None where open.
+    `element_type` is the ONNX data type of `tensor`. `sizes` are its dimensions after the operand's
+    steps, aligned with the scores `[batch, heads, queries, keys]` from the right; None where open.
+    With `tiled`, the tensor's batch is repeated as often as the scores' batch has it.
     """
 
     kind: str
@@ -49,6 +71,7 @@ class Mask:
     factor: float = 1.0
     fill: float = float("-inf")
     sizes: tuple[int | None, ...] = ()
+    tiled: bool = False
 
     @property
     def forbids(self) -> bool:
@@ -57,7 +80,7 @@ class Mask:
         With a fill from `ABSORBS` down, a row without any key is the mean of V in the original, and
         stays so by adding the lowest number. A milder fill (-1e4 is common) forbids.
         """
-        return self.kind != "add" and (self.fill == float("-inf") or self.fill > ABSORBS)
+        return self.kind in ("keep", "drop") and (self.fill == float("-inf") or self.fill > ABSORBS)
 
 
 @dataclass(frozen=True)
@@ -68,10 +91,21 @@ class Site:
     the values. `group` is the number of query heads that share a key-value head, where K and V are
     the tensors before the graph repeats them. Heads and sizes are None where the graph does not fix
     them. `element_type` is the ONNX data type of Q. `output` is the tensor that the operator's
-    result replaces, after `output_squeeze` took out dimensions that were inserted, or `merge_heads`
-    made it `[batch, length, heads * dim]` again. `guarded` says that the graph itself turns rows
-    without any key into zeros. `score_shapes` are (tensor, start, end) of the Shape nodes that look
-    at the scores' dimensions `start:end`. `notes` are remarks for the report.
+    result `[batch, heads, queries, value_dim]` replaces once the steps of `result` are taken.
+
+    Query i stands at position i among the keys, or at `Sk - Sq + i` with `bottom_right`, or at
+    `query_offset[b] + i`, an int64 tensor of one element or one for each batch. `key_lengths` is an
+    int64 tensor of the same kind: the keys from there on are padding. `sinks` has one logit for
+    each query head (or one for all), which takes part in the softmax and brings no value.
+
+    `before` are nodes of standard operators that compute operands from tensors of the graph, under
+    names of their own; `given` are the tensors they read; `also` are (name made by `before`, name
+    in the graph) of further outputs of the replaced node.
+
+    `guarded` says that the graph itself turns rows without any key into zeros. `score_shapes` are
+    (tensor, start, end) of the Shape nodes that look at the scores' dimensions `start:end`. `notes`
+    are remarks for the report. `proof` is the largest error of the proof, relative to the largest
+    value of the output.
     """
 
     name: str
@@ -98,10 +132,17 @@ class Site:
     value_dim: int | None = None
     batch: int | None = None
     guarded: bool = False
-    output_squeeze: tuple[int, ...] = ()
-    merge_heads: bool = False
+    result: tuple[Step, ...] = ()
+    bottom_right: bool = False
+    query_offset: str = ""
+    key_lengths: str = ""
+    sinks: Operand | None = None
+    before: tuple[NodeProto, ...] = ()
+    given: tuple[Given, ...] = ()
+    also: tuple[tuple[str, str], ...] = ()
     score_shapes: tuple[tuple[str, int, int | None], ...] = ()
     notes: tuple[str, ...] = ()
+    proof: float | None = None
 
     @property
     def mask(self) -> str | None:

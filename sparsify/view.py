@@ -15,6 +15,8 @@ import onnx_graphsurgeon as gs
 from onnx import ModelProto, helper
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from sparsify.builder import Builder
+from sparsify.graft import names_in
 from sparsify.model import inferred, opset_of
 from sparsify.site import MAIN_SCOPE
 
@@ -30,13 +32,18 @@ class Scope:
     """One graph to look for attentions in: the main graph, a body, or a local function.
 
     `name` is empty for the main graph, else a path such as `If_3/then_branch`. `outputs` names the
-    tensors that leave the graph.
+    tensors that leave the graph, `taken` all names in the file.
     """
 
     name: str
     graph: Any
     opset: int
     outputs: frozenset[str] = field(default=frozenset())
+    taken: frozenset[str] = field(default=frozenset())
+
+    def builder(self, hint: str) -> Builder:
+        """A writer of nodes for this scope; `hint`, unique in the scope, opens their names."""
+        return Builder(self.opset, f"sparsify/{hint}/", self.taken)
 
     def nodes(self) -> Iterator[Node]:
         """The nodes of this scope, in file order, bodies not entered."""
@@ -51,19 +58,29 @@ def scopes(proto: ModelProto, folder: Path) -> list[Scope]:
     G_LOGGER.severity = G_LOGGER.ERROR  # its warnings would go to standard output
     graph = gs.import_onnx(inferred(proto, folder))
     opset = opset_of(proto)
-    found = list(_with_bodies(MAIN_SCOPE, graph, opset))
+    taken = _names(proto)
+    found = list(_with_bodies(MAIN_SCOPE, graph, opset, taken))
     for function in graph.functions:
-        found.extend(_with_bodies(f"function {function.name}", function, function.opset or opset))
+        found.extend(
+            _with_bodies(f"function {function.name}", function, function.opset or opset, taken)
+        )
     return found
 
 
-def _with_bodies(name: str, graph: Any, opset: int) -> Iterator[Scope]:
-    yield Scope(name, graph, opset, frozenset(tensor.name for tensor in graph.outputs))
+def _names(proto: ModelProto) -> frozenset[str]:
+    found = names_in(proto.graph)
+    for function in proto.functions:
+        found |= {name for node in function.node for name in (*node.input, *node.output)}
+    return frozenset(found)
+
+
+def _with_bodies(name: str, graph: Any, opset: int, taken: frozenset[str]) -> Iterator[Scope]:
+    yield Scope(name, graph, opset, frozenset(tensor.name for tensor in graph.outputs), taken)
     for node in graph.nodes:
         for key, value in node.attrs.items():
             if isinstance(value, gs.Graph):
                 path = f"{name}/{label(node)}/{key}".lstrip("/")
-                yield from _with_bodies(path, value, opset)
+                yield from _with_bodies(path, value, opset, taken)
 
 
 def label(node: Node) -> str:

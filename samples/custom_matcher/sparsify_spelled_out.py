@@ -5,6 +5,7 @@ A matcher only has to be right about structure where it can: sparsify proves eve
 
 from sparsify import Operand, Site
 from sparsify.constants import dims, scalar
+from sparsify.layout import Transpose
 from sparsify.view import consumers, element_type, label, producer
 
 
@@ -35,7 +36,7 @@ def read(scope, div):
         scope=scope.name,
         matcher="spelled_out",
         query=Operand(product.inputs[0].name),
-        key=Operand(product.inputs[1].name, perm=(0, 1, 3, 2)),
+        key=Operand(product.inputs[1].name, (Transpose((0, 1, 3, 2)),)),
         value=Operand(last.inputs[1].name),
         output=last.outputs[0].name,
         scale=scalar(scaling.inputs[1]) or 1.0,

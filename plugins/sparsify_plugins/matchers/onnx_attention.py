@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsify.constants import dims
+from sparsify.layout import Merge, Split, Transpose
 from sparsify.site import Mask, Operand, Refusal, Site
 from sparsify.view import FLOATS, Node, Scope, Tensor, consumers, element_type, label
 
@@ -86,7 +87,7 @@ def _site(scope: Scope, node: Node) -> Site:
         head_dim=q[3],
         value_dim=v[3],
         batch=q[0],
-        merge_heads=three,
+        result=(Transpose((0, 2, 1, 3)), Merge(2, 4)) if three else (),
     )
 
 
@@ -112,7 +113,8 @@ def _operand(node: Node, index: int, attribute: str, three: bool) -> Operand:
     name = node.inputs[index].name
     if not three:
         return Operand(name)
-    return Operand(name, perm=(0, 2, 1, 3), split_heads=int(node.attrs[attribute]))
+    split = Split(2, 3, outer=int(node.attrs[attribute]))
+    return Operand(name, (split, Transpose((0, 2, 1, 3))))
 
 
 def _scale(node: Node, head_dim: int | None) -> float | None:

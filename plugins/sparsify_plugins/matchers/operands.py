@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sparsify.constants import Dims, axis_attribute, constant, dims
+from sparsify.layout import Step, Transpose, Unsqueeze
 from sparsify.site import Operand
 from sparsify.view import Tensor, element_type, producer
 from sparsify_plugins.matchers.walk import passes_through, scaled
@@ -50,11 +51,10 @@ class Source:
 
     def operand(self) -> Operand:
         """The operand in the operator's four dimensions."""
-        return Operand(
-            self.tensor.name,
-            () if self.in_place else self.perm,
-            tuple(range(4 - self.rank)),
-        )
+        steps: tuple[Step, ...] = () if self.in_place else (Transpose(self.perm),)
+        if self.rank < 4:
+            steps = (*steps, Unsqueeze(tuple(range(4 - self.rank))))
+        return Operand(self.tensor.name, steps)
 
 
 def query_source(tensor: Tensor, rank: int) -> Source:

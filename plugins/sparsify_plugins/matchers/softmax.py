@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sparsify.constants import dims
+from sparsify.layout import Squeeze, Unsqueeze
 from sparsify.site import Mask, Refusal, Site
 from sparsify.view import FLOATS, Node, Scope, Tensor, consumers, element_type, label, producer
 from sparsify_plugins.matchers.operands import (
@@ -218,7 +219,7 @@ def _site(
         value_dim=v[3],
         batch=q[0] or k[0],
         guarded=values.guarded,
-        output_squeeze=tuple(range(4 - query.rank)),
+        result=(Squeeze(tuple(range(4 - query.rank))),) if query.rank < 4 else (),
         score_shapes=_score_shapes(nodes[:-1]),
         notes=_empty_rows(masks, values.guarded),
     )
@@ -248,7 +249,7 @@ def _fitted(mask: Mask, rank: int) -> Mask:
     missing = 4 - rank
     if not missing or len(mask.sizes) != rank:
         return mask
-    operand = replace(mask.operand, unsqueeze=tuple(range(missing)))
+    operand = mask.operand.then(Unsqueeze(tuple(range(missing))))
     return replace(mask, operand=operand, sizes=(1,) * missing + mask.sizes)
 
 
