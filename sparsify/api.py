@@ -148,13 +148,15 @@ def _carry_out(
         result = apply_plan(model, findings.sites, plan)
         with staged(result, output, model, weights) as stage:
             progress(STEPS[4])
-            verification = _verified(model, plan, stage, trial)
+            verification = _verified(model, findings, plan, stage, trial)
             stage.commit()
     seconds = time.monotonic() - start
     return make_report(model.path, output, plan, findings, verification, seconds)
 
 
-def _verified(model: Model, plan: Plan, stage: Staged, trial: Trial) -> Verification:
+def _verified(
+    model: Model, findings: Findings, plan: Plan, stage: Staged, trial: Trial
+) -> Verification:
     """Measure the written file; refuse to release one that claims more than it holds."""
     reason = _reason_to_skip(stage, trial)
     if reason is not None:
@@ -169,6 +171,12 @@ def _verified(model: Model, plan: Plan, stage: Staged, trial: Trial) -> Verifica
     got = outputs_of(stage.path, feeds, library=trial.library)
     found = Verification(trial.inputs, compare(wanted, got))
     exact = all(decision.grade in ("exact", None) for decision in plan.decisions)
+    if any(site.unquantized for site in findings.sites):
+        log.warning(
+            "scores and probabilities are not quantised any more: the error is what that rounding "
+            "was worth (see the report)"
+        )
+        return found
     if exact and found.worst > ROUNDING:
         _check_rounding(model, found, feeds)
     return found

@@ -147,19 +147,27 @@ def optimize(
 @cli.command()
 @MODEL
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for tools.")
-def inspect(model: Path, as_json: bool) -> None:
+@click.option("--explain", "name", metavar="SITE", help="All about one site: nodes, form, proof.")
+def inspect(model: Path, as_json: bool, name: str | None) -> None:
     """List every attention in MODEL, and every candidate left alone with the reason."""
+    from sparsify.explain import site_named
     from sparsify.find import find_sites
     from sparsify.model import load
-    from sparsify.render import show_findings
+    from sparsify.render import show_findings, show_site
     from sparsify.report import findings_json
+    from sparsify.site import Findings
 
     loaded = load(model)
     with steps(as_json, 1) as progress:
         progress("finding attention")
         findings = find_sites(loaded)
+    if name is not None:
+        site = site_named(findings, name)
+        findings = Findings((site,))
     if as_json:
         click.echo(json.dumps(findings_json(model, findings), indent=2))
+    elif name is not None:
+        show_site(out, findings.sites[0])
     else:
         show_findings(out, findings)
 

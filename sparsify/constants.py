@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from sparsify.model import SMALL
-from sparsify.view import Node, Tensor, producer
+from sparsify.view import Node, Scope, Tensor, producer
 
 Array = npt.NDArray[np.float64]
 Dims = tuple[int | None, ...]
@@ -61,6 +61,12 @@ def dims(tensor: Tensor, depth: int = _DEPTH) -> Dims | None:
     if known is None or len(known) != len(declared):
         return tuple(declared)
     return tuple(a if a is not None else b for a, b in zip(declared, known, strict=True))
+
+
+def sizes_in(scope: Scope) -> dict[str, Dims | None]:
+    """The sizes of every tensor that the nodes of a scope make or read."""
+    tensors = {t.name: t for node in scope.nodes() for t in (*node.inputs, *node.outputs)}
+    return {name: dims(tensor) for name, tensor in tensors.items()}
 
 
 def axis_attribute(node: Node, name: str, index: int) -> list[int] | None:
@@ -140,11 +146,30 @@ def _constant_node(node: Node, inputs: list[Array]) -> Any:
     return stored
 
 
+def _constant_of_shape(node: Node, inputs: list[Array]) -> Array:
+    value = node.attrs.get("value")
+    fill = 0.0 if value is None else float(np.asarray(value.values).reshape(-1)[0])
+    return np.full(_integers(inputs[0]), fill)
+
+
+def _broadcast(value: Array, shape: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    return np.broadcast_shapes(value.shape, tuple(int(size) for size in shape))
+
+
+def _where(node: Node, inputs: list[Array]) -> Array:
+    condition, one, other = inputs
+    chosen = np.where(condition == 1, one, other)
+    return np.where(np.isnan(condition) & (one != other), np.nan, chosen)
+
+
 _FOLDS: dict[str, Callable[[Node, list[Any]], Any]] = {
     "Add": lambda node, x: x[0] + x[1],
     "Cast": lambda node, x: x[0],
+    "ConstantOfShape": _constant_of_shape,
     "Concat": lambda node, x: np.concatenate(x, axis=node.attrs.get("axis", 0)),
     "Constant": _constant_node,
+    "Equal": lambda node, x: np.where(np.isnan(x[0] + x[1]), np.nan, x[0] == x[1]),
+    "Expand": lambda node, x: np.broadcast_to(x[0], _broadcast(x[0], _integers(x[1]))),
     "Div": lambda node, x: x[0] / x[1],
     "Gather": _gather,
     "Identity": lambda node, x: x[0],
@@ -156,7 +181,9 @@ _FOLDS: dict[str, Callable[[Node, list[Any]], Any]] = {
     "Sqrt": lambda node, x: np.sqrt(x[0]),
     "Squeeze": _squeeze,
     "Sub": lambda node, x: x[0] - x[1],
+    "Reshape": lambda node, x: np.reshape(x[0], _integers(x[1])),
     "Unsqueeze": _unsqueeze,
+    "Where": _where,
 }
 
 

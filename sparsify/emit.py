@@ -4,6 +4,7 @@ The proof of a site and the rewriting of a model use the same code, so what was 
 written.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,12 +95,13 @@ class Emitter:
         ordered = [inputs.get(name, "") for name in self.operator.inputs]
         self._result(site, ordered, attributes, output)
 
-    def score_shape(self, site: Site, start: int, end: int | None, output: str) -> None:
-        """Write `output`, the shape of the scores, from the shapes of Q and K."""
+    def score_shape(self, site: Site, start: int, end: int | None, rank: int, output: str) -> None:
+        """Write `output`, the shape of scores of `rank`, from the shapes of Q and K."""
         sizes = [self._size(site.query, axis) for axis in range(3)] + [self._size(site.key, 2)]
         missing = sum(is_one(site.query.steps, axis) for axis in (0, 1))
-        wanted = sizes[missing:][start:end]
-        self.builder.node("Concat", wanted, {"axis": 0}, outputs=[output])
+        if rank == 3 and not missing:
+            sizes = [self.builder.op("Mul", *sizes[:2]), *sizes[2:]]
+        self.builder.node("Concat", sizes[missing:][start:end], {"axis": 0}, outputs=[output])
 
     def _size(self, operand: Operand, axis: int) -> str:
         """One size of an operand, a 1-D tensor; from the graph's tensor where a step keeps it."""
@@ -141,7 +143,7 @@ class Emitter:
     def _mask_inputs(self, site: Site, query: str) -> dict[str, str]:
         inputs = {}
         forbidding = tuple(mask for mask in site.masks if mask.forbids)
-        arithmetic = tuple(m for m in site.masks if not m.forbids and m.kind != "times")
+        arithmetic = tuple(m for m in site.masks if not m.forbids and not m.multiplies)
         if forbidding:
             inputs["attn_mask"] = self._combined(forbidding, "And", TensorProto.BOOL, query)
         if arithmetic:
@@ -149,36 +151,44 @@ class Emitter:
         return inputs
 
     def _multiplied(self, site: Site, query: str) -> str:
-        """Q times what the graph multiplies the scores by."""
+        """Q times or over what the graph multiplies or divides the scores by."""
         for mask in site.masks:
-            if mask.kind == "times":
+            if mask.multiplies:
                 factor = self._mask(mask, site.element_type, query)
-                query = self.builder.op("Mul", query, factor)
+                query = self.builder.op("Mul" if mask.kind == "times" else "Div", query, factor)
         return query
 
     def _combined(self, masks: tuple[Mask, ...], op: str, element_type: int, query: str) -> str:
         key = (masks, element_type, query if any(mask.tiled for mask in masks) else "")
         if key not in self._masks:
-            names = [self._mask(mask, element_type, query) for mask in masks]
-            result = names[0]
-            for name in names[1:]:
-                result = self.builder.op(op, result, name)
-            self._masks[key] = result
+            names = [self._mask(mask, element_type, query) for mask in masks if not mask.fills]
+            filling = tuple(mask for mask in masks if mask.fills)
+            if filling:
+                names.append(self._filled(filling, element_type, query))
+            self._masks[key] = self._joined(op, names)
         return self._masks[key]
+
+    def _joined(self, op: str, names: Sequence[str]) -> str:
+        result = names[0]
+        for name in names[1:]:
+            result = self.builder.op(op, result, name)
+        return result
+
+    def _filled(self, masks: tuple[Mask, ...], element_type: int, query: str) -> str:
+        """The lowest number once where any of the masks forbids: two of them would be -inf."""
+        kept = self._joined("And", [self._mask(mask, element_type, query) for mask in masks])
+        zero, fill = (self._number(value, element_type) for value in (0.0, _LOWEST))
+        return self.builder.op("Where", kept, zero, fill)
 
     def _mask(self, mask: Mask, element_type: int, query: str) -> str:
         builder, name = self.builder, self._operand(mask.operand)
         if mask.tiled:
             times = builder.op("Div", builder.dims(query, 0), builder.dims(name, 0))
             name = builder.op("Tile", name, builder.concat([times, builder.ints(1, 1, 1)], 0))
-        if mask.kind in ("add", "times"):
+        if mask.kind == "add" or mask.multiplies:
             return self._term(mask, name, element_type)
         if mask.element_type != TensorProto.BOOL:
             name = builder.cast(name, TensorProto.BOOL)
-        if not mask.forbids:
-            zero, fill = (self._number(value, element_type) for value in (0.0, _LOWEST))
-            kept, masked = (zero, fill) if mask.kind == "keep" else (fill, zero)
-            return builder.op("Where", name, kept, masked)
         return name if mask.kind == "keep" else builder.op("Not", name)
 
     def _term(self, mask: Mask, name: str, element_type: int) -> str:

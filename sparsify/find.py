@@ -4,12 +4,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from onnx import OperatorSetIdProto
+
 from sparsify import plugins, runtime
+from sparsify.constants import sizes_in
+from sparsify.masks import Masks
 from sparsify.model import Model
-from sparsify.places import places
+from sparsify.places import Place, file_opset, interchangeable, places
 from sparsify.prove import Prover, Verdict
-from sparsify.site import MAIN_SCOPE, Findings, Refusal, Site
-from sparsify.view import Scope, scopes
+from sparsify.site import Findings, Refusal, Site
+from sparsify.view import Scope, element_type, scopes
 
 OLDEST_OPSET = 12
 """The oldest ai.onnx opset in which a function body can refer to an attribute."""
@@ -25,27 +29,35 @@ def find_sites(model: Model) -> Findings:
     refusals: list[Refusal] = []
     runtime.onnxruntime()
     operator = plugins.get("operators", "SparseAttention")
-    if any(opset.domain == operator.domain for opset in model.proto.opset_import):
+    if any(o.domain == operator.domain for o in _imports(model)):
         return Findings(refusals=tuple(_already_sparse(model, operator.domain)))
     known: dict[bytes, Verdict] = {}
     found = zip(scopes(model.proto, model.folder), places(model.proto), strict=True)
     for scope, place in found:
-        prover = Prover(model, operator, place, known)
-        for candidates in _by_output(scope):
-            verdict = _verdict(candidates, scope, prover)
-            if isinstance(verdict, Site):
-                sites.append(verdict)
-            else:
-                refusals.append(verdict)
-    return Findings(tuple(_named_apart(_in_graph_order(model, sites))), tuple(refusals))
+        groups = list(_by_output(scope))
+        if not groups:  # most bodies are small, and a prover looks at all that is around them
+            continue
+        prover = Prover(model, operator, place, sizes_in(scope), known)
+        verdicts = [_verdict(group, scope, prover) for group in groups]
+        masks = Masks(model, place)
+        proved = [masks.understand(v) for v in verdicts if isinstance(v, Site)]
+        sites.extend(_in_graph_order(place, proved))
+        refusals.extend(v for v in verdicts if isinstance(v, Refusal))
+    return Findings(tuple(sites), tuple(refusals))
+
+
+def _imports(model: Model) -> Iterator[OperatorSetIdProto]:
+    for owner in (model.proto, *model.proto.functions):
+        yield from owner.opset_import
 
 
 def _already_sparse(model: Model, domain: str) -> Iterator[Refusal]:
     """A model of ours is left as it is: one operator body serves one file."""
-    for node in model.proto.graph.node:
-        if node.domain == domain:
-            reason = f"is {node.op_type} already: this file was written by sparsify"
-            yield Refusal("already_sparse", reason, MAIN_SCOPE, (node.name or node.output[0],))
+    for place in places(model.proto):
+        for node in place.graph.node:
+            if node.domain == domain:
+                reason = f"is {node.op_type} already: this file was written by sparsify"
+                yield Refusal("already_sparse", reason, place.name, (node.name or node.output[0],))
 
 
 def _by_output(scope: Scope) -> Iterator[list[Site | Refusal]]:
@@ -63,7 +75,7 @@ def _verdict(candidates: list[Site | Refusal], scope: Scope, prover: Prover) -> 
     for candidate in candidates:
         if isinstance(candidate, Refusal):
             return candidate
-        reason = _out_of_reach(scope)
+        reason = _out_of_reach(candidate, scope, prover)
         if reason is not None:
             return Refusal(reason[0], reason[1], scope.name, candidate.nodes)
         found = prover.prove(candidate)
@@ -73,22 +85,31 @@ def _verdict(candidates: list[Site | Refusal], scope: Scope, prover: Prover) -> 
     return Refusal("proof_failed", f"not proved equal: {objection}", scope.name, first.nodes)
 
 
-def _out_of_reach(scope: Scope) -> tuple[str, str] | None:
-    if scope.name != MAIN_SCOPE:
-        return "scope_unsupported", f"stands inside {scope.name}; only the main graph is rewritten"
+def _out_of_reach(site: Site, scope: Scope, prover: Prover) -> tuple[str, str] | None:
+    """Why a site cannot be written where it stands, whatever it computes."""
+    opset = file_opset(prover.model.proto)
     if scope.opset < OLDEST_OPSET:
         return "opset_too_old", f"ai.onnx opset {scope.opset} is older than {OLDEST_OPSET}"
+    if not interchangeable(scope.opset, opset):
+        reason = f"its function uses ai.onnx opset {scope.opset}, the main graph {opset}"
+        return "mixed_opset", f"{reason}: one operator body cannot serve both"
+    if site.output not in prover.place.order:
+        return "scope_unsupported", "it begins in one graph and ends in a body inside it"
+    if prover.place.in_function and not _typed(site, scope):
+        return "types_unknown", f"the calls of its {scope.name} do not fix the float type"
     return None
 
 
-def _named_apart(sites: list[Site]) -> Iterator[Site]:
-    """Sites whose names are unique: node names need not be."""
+def _typed(site: Site, scope: Scope) -> bool:
+    """Whether the type of anything around a site is known, and not only assumed."""
+    names = {site.output, site.query.tensor, site.key.tensor, site.value.tensor}
+    tensors = [t for node in scope.nodes() for t in (*node.inputs, *node.outputs)]
+    return any(t.name in names and element_type(t) is not None for t in tensors)
+
+
+def _in_graph_order(place: Place, sites: list[Site]) -> Iterator[Site]:
+    """Sites in the order of their nodes, under unique names that say where they stand."""
     counts = Counter(site.name for site in sites)
-    for site in sites:
-        unique = counts[site.name] == 1
-        yield site if unique else replace(site, name=f"{site.name} ({site.output})")
-
-
-def _in_graph_order(model: Model, sites: list[Site]) -> list[Site]:
-    order = {name: i for i, node in enumerate(model.proto.graph.node) for name in node.output}
-    return sorted(sites, key=lambda site: order[site.output])
+    for site in sorted(sites, key=lambda site: place.order[site.output]):
+        name = site.name if counts[site.name] == 1 else f"{site.name} ({site.output})"
+        yield replace(site, name=f"{place.name}/{name}" if place.name else name)

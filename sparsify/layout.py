@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsify.builder import Builder
+from sparsify.errors import SparsifyError
 
 Array = npt.NDArray[Any]
 
@@ -136,9 +137,16 @@ def emit_steps(builder: Builder, name: str, steps: Sequence[Step]) -> str:
 
 
 def undo_steps(values: Array, steps: Sequence[Step]) -> Array:
-    """The array from which the steps lead to `values`."""
-    for step in reversed(steps):
-        values = step.undo(values)
+    """The array from which the steps lead to `values`.
+
+    Raises:
+        SparsifyError: no array does, since sizes do not divide, or are not 1 where they must be.
+    """
+    try:
+        for step in reversed(steps):
+            values = step.undo(values)
+    except ValueError as error:
+        raise SparsifyError(f"a trial of {list(values.shape)} does not fit: {error}") from error
     return values
 
 

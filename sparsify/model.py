@@ -1,18 +1,23 @@
 """Reading a model file without its weights, and saying plainly what a bad file is."""
 
 import hashlib
-import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-import onnx
-from google.protobuf.message import DecodeError
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from google.protobuf.message import DecodeError, Message
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    helper,
+)
 
 from sparsify.errors import SparsifyError
-
-log = logging.getLogger(__name__)
 
 SMALL = 1024
 """Tensors of at most this many elements keep their values in a skeleton (shapes, scales)."""
@@ -119,7 +124,10 @@ def skeleton(proto: ModelProto, folder: Path) -> ModelProto:
     for field, value in proto.ListFields():
         if field.name == "graph":
             _copy_graph(proto.graph, bare.graph, folder, overridable)
-        elif field.name in ("opset_import", "functions", "metadata_props"):
+        elif field.name == "functions":
+            for function in proto.functions:
+                _copy_function(function, bare.functions.add(), folder)
+        elif field.name in ("opset_import", "metadata_props"):
             getattr(bare, field.name).extend(value)
         elif field.name in ("ir_version", "producer_name", "producer_version", "domain"):
             setattr(bare, field.name, value)
@@ -145,21 +153,44 @@ def _copy_graph(
             continue
         _copy_tensor(inlined(tensor, folder), target.initializer.add())
     for node in source.node:
-        _copy_node(node, target.node.add())
+        _copy_node(node, target.node.add(), folder)
 
 
-def _copy_node(source: NodeProto, target: NodeProto) -> None:
-    if (
-        source.op_type != "Constant"
-        or not source.attribute
-        or not source.attribute[0].HasField("t")
-    ):
+def _copy_function(source: FunctionProto, target: FunctionProto, folder: Path) -> None:
+    for field, value in source.ListFields():
+        if field.name != "node":
+            _copy_field(field.name, value, target)
+    for node in source.node:
+        _copy_node(node, target.node.add(), folder)
+
+
+def _copy_node(source: NodeProto, target: NodeProto, folder: Path) -> None:
+    if not any(a.HasField("t") or a.HasField("g") for a in source.attribute):
         target.CopyFrom(source)
         return
-    target.op_type, target.name, target.domain = source.op_type, source.name, source.domain
-    target.output.extend(source.output)
-    attribute = target.attribute.add(name=source.attribute[0].name, type=source.attribute[0].type)
-    _copy_tensor(source.attribute[0].t, attribute.t)
+    for field, value in source.ListFields():
+        if field.name != "attribute":
+            _copy_field(field.name, value, target)
+    for attribute in source.attribute:
+        _copy_attribute(attribute, target.attribute.add(), folder)
+
+
+def _copy_attribute(source: AttributeProto, target: AttributeProto, folder: Path) -> None:
+    if not source.HasField("t") and not source.HasField("g"):
+        target.CopyFrom(source)
+        return
+    target.name, target.type, target.doc_string = source.name, source.type, source.doc_string
+    if source.HasField("t"):
+        _copy_tensor(inlined(source.t, folder), target.t)
+    if source.HasField("g"):
+        _copy_graph(source.g, target.g, folder, frozenset())
+
+
+def _copy_field(name: str, value: Any, target: Message) -> None:
+    if isinstance(value, str | int | float | bytes):
+        setattr(target, name, value)
+    else:
+        getattr(target, name).extend(value)
 
 
 def _copy_tensor(source: TensorProto, target: TensorProto) -> None:
@@ -196,17 +227,3 @@ def byte_size(tensor: TensorProto) -> int:
     """The bytes that a tensor's raw data takes."""
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     return _count(tensor) * int(dtype.itemsize)
-
-
-def inferred(proto: ModelProto, folder: Path) -> ModelProto:
-    """A skeleton with the shapes that ONNX can infer; what it cannot stays open."""
-    bare = skeleton(proto, folder)
-    known = {opset.domain for opset in bare.opset_import}
-    used = {node.domain for node in bare.graph.node if node.domain not in ("", "ai.onnx")}
-    # ONNX Runtime does without these imports, inference does not
-    bare.opset_import.extend(helper.make_opsetid(domain, 1) for domain in sorted(used - known))
-    try:
-        return onnx.shape_inference.infer_shapes(bare, data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
-        log.warning("shapes stay unknown: %s", str(error).strip().splitlines()[0])
-        return bare

@@ -6,7 +6,9 @@ matcher can be wrong; a rewrite must not be silently wrong. Sites that differ in
 layers of a model do, are proved once.
 """
 
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,15 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from sparsify import runtime
 from sparsify.builder import Builder
+from sparsify.constants import Dims
 from sparsify.emit import Choice, Emitter, uses_of
 from sparsify.errors import SparsifyError
 from sparsify.graft import bodies, inputs_of
 from sparsify.model import Model, inlined, overridable_names
 from sparsify.places import Place
 from sparsify.plugins import Operator
-from sparsify.site import Site
+from sparsify.site import Given, Site
+from sparsify.substitute import HALVES, fitting, in_float, written_out
 from sparsify.trial import boundary, contradiction, feeds, trial_sizes
 
 TOLERANCE: dict[int, float] = {
@@ -36,17 +40,51 @@ _ELEMENTS = 1 << 26
 
 _TRIAL = "sparsify_trial_output"
 
+_NEAR = 200
+"""More nodes than lie between a site's boundary and any shape that it computes itself."""
+
+_OPEN_SIZES = (
+    ("batch", "q_length"),
+    ("batch", "k_length"),
+    ("q_length", "batch"),
+    ("q_length",),
+    ("k_length",),
+)
+"""What the open sizes of a tensor outside the site may be, the likeliest first."""
+
 Verdict = str | float
 """Why a site is not proved, or the error at which it is, relative to the output's largest value."""
 
 
 @dataclass(frozen=True)
+class Cut:
+    """The nodes of a site, in order; what else they read, and the Shapes of tensors outside it."""
+
+    nodes: list[NodeProto]
+    open_ends: set[str]
+    leaves: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Indices of the nodes above some tensors, names that nothing makes, and Shape nodes passed."""
+
+    inside: set[int]
+    open_ends: set[str]
+    shapes: list[int]
+
+
+@dataclass(frozen=True)
 class Prover:
-    """Proves the sites that stand in one graph of a model; `known` are verdicts by form."""
+    """Proves the sites that stand in one graph of a model.
+
+    `shapes` are the sizes of its tensors as far as they are known, `known` are verdicts by form.
+    """
 
     model: Model
     operator: Operator
     place: Place
+    shapes: Mapping[str, Dims | None] = field(default_factory=dict)
     known: dict[bytes, Verdict] = field(default_factory=dict)
     _makers: dict[str, int] = field(default_factory=dict)
     _nodes: list[NodeProto] = field(default_factory=list)
@@ -66,32 +104,87 @@ class Prover:
         conflict = contradiction(site)
         if conflict is not None:
             return conflict
+        leaves = self._cut(site, boundary(site)).leaves
+        verdicts = []
+        for sizes in _OPEN_SIZES if leaves else ((),):
+            given = tuple(self._leaf(name, sizes) for name in sorted(leaves))
+            verdict = self._proved(replace(site, given=(*site.given, *given)))
+            if isinstance(verdict, float):
+                return verdict
+            verdicts.append(verdict)
+        return verdicts[0]
+
+    def _proved(self, site: Site) -> Verdict:
         drawn = boundary(site)
-        nodes, open_ends = self._cut(site, drawn)
-        if open_ends:
-            return f"its nodes also read {', '.join(sorted(open_ends)[:3])}, from outside the site"
-        if any(a.ref_attr_name for node in nodes for a in node.attribute):
+        cut = self._cut(site, drawn)
+        if cut.open_ends:
+            names = ", ".join(sorted(cut.open_ends)[:3])
+            return f"its nodes also read {names}, from outside the site"
+        if any(a.ref_attr_name for node in cut.nodes for a in node.attribute):
             return "its nodes refer to attributes of the function they stand in"
-        trial = self._trial(site, nodes, drawn)
+        trial = self._trial(site, cut.nodes, drawn)
         form = _form(trial) + repr(_sizes_of(site)).encode()
         if form not in self.known:
             self.known[form] = _verdict(site, trial)
         return self.known[form]
 
-    def _cut(self, site: Site, drawn: dict[str, int]) -> tuple[list[NodeProto], set[str]]:
-        """The nodes between boundary and output, in order, and what else they would need."""
-        inside, open_ends = set[int](), set[str]()
-        todo = [site.output, *(name for _, name in site.also)]
-        while todo:
+    def _cut(self, site: Site, drawn: Container[str]) -> "Cut":
+        """What computes the site from its boundary; sizes of tensors outside it are leaves."""
+        targets = [site.output, *(name for _, name in site.also)]
+        shapes = self._walk(targets, drawn, into_shapes=False).shapes
+        leaves: set[str] = set()
+        while shapes:
+            node = self._nodes[shapes.pop()]
+            if node.output[0] in leaves:
+                continue
+            above = self._walk([node.input[0]], drawn, into_shapes=False, limit=_NEAR)
+            if above.open_ends or len(above.inside) >= _NEAR:
+                leaves.add(node.output[0])
+            else:
+                shapes += [s for s in above.shapes if self._nodes[s].output[0] not in leaves]
+        walk = self._walk(targets, {*drawn, *leaves}, into_shapes=True)
+        nodes = [self._unquantized(self._nodes[index], site) for index in sorted(walk.inside)]
+        return Cut(nodes, walk.open_ends, frozenset(leaves))
+
+    def _walk(
+        self, targets: list[str], drawn: Container[str], *, into_shapes: bool, limit: int = 1 << 30
+    ) -> "Walk":
+        """Everything above `targets` up to the boundary, and above Shape nodes only if asked."""
+        inside, open_ends, shapes, todo = set[int](), set[str](), list[int](), list(targets)
+        while todo and len(inside) < limit:
             name = todo.pop()
             if name in drawn or name in self._stored:
                 continue
-            if name not in self._makers:
+            index = self._makers.get(name)
+            if index is None:
                 open_ends.add(name)
-            elif self._makers[name] not in inside:
-                inside.add(self._makers[name])
-                todo.extend(inputs_of(self._nodes[self._makers[name]]))
-        return [self._nodes[index] for index in sorted(inside)], open_ends
+            elif index not in inside:
+                inside.add(index)
+                node = self._nodes[index]
+                if node.op_type == "Shape":
+                    shapes.append(index)
+                if node.op_type != "Shape" or into_shapes:
+                    todo.extend(inputs_of(node))
+        return Walk(inside, open_ends, shapes)
+
+    def _leaf(self, name: str, open_sizes: Sequence[str]) -> Given:
+        """A shape as an input of the trial; open sizes are taken from `open_sizes` in turn."""
+        node = self._nodes[self._makers[name]]
+        known: tuple[int | str | None, ...] = self.shapes.get(node.input[0]) or (None,)
+        names = chain(open_sizes, repeat(open_sizes[-1]))
+        if known[-1] is None and len(known) > 2:
+            known = (*known[:-1], "head_dim" if len(known) == 4 else "q_heads*head_dim")
+        sizes = tuple(next(names) if size is None else size for size in known)
+        bounds = {a.name: a.i for a in node.attribute}
+        sizes = sizes[bounds.get("start", 0) : bounds.get("end", len(sizes))]
+        return Given(name, TensorProto.INT64, (len(sizes),), sizes)
+
+    def _unquantized(self, node: NodeProto, site: Site) -> NodeProto:
+        """A DequantizeLinear that the site leaves out hands on what was quantised."""
+        if node.op_type != "DequantizeLinear" or node.output[0] not in site.unquantized:
+            return node
+        quantize = self._nodes[self._makers[node.input[0]]]
+        return helper.make_node("Identity", [quantize.input[0]], list(node.output))
 
     def _trial(self, site: Site, original: list[NodeProto], drawn: dict[str, int]) -> ModelProto:
         """A model that computes the site both ways; `_wanted` names its outputs in pairs."""
@@ -166,23 +259,47 @@ def _form(trial: ModelProto) -> bytes:
 
 
 def _verdict(site: Site, trial: ModelProto) -> Verdict:
+    """The verdict on the first form of the trial that ONNX Runtime can run."""
+    found = _tried(site, trial)
+    reason = str(found)
+    if isinstance(found, SparsifyError) and site.element_type in HALVES:
+        trial = in_float(trial)
+        found = _tried(site, trial)
+    if isinstance(found, SparsifyError):
+        found = _defined(site, trial) or found
+    return reason if isinstance(found, SparsifyError) else found
+
+
+def _defined(site: Site, trial: ModelProto) -> Verdict | SparsifyError | None:
+    """The verdict on a trial whose operators are written out by their definitions, if they can."""
+    try:
+        first = feeds(site, next(iter(trial_sizes(site))), np.random.default_rng(0))
+    except SparsifyError:  # the sizes do not fit, which the trial itself has said before
+        return None
+    defined = written_out(trial, fitting(first, trial))
+    return None if defined is None else _tried(site, defined)
+
+
+def _tried(site: Site, trial: ModelProto) -> Verdict | SparsifyError:
+    """The verdict on a trial, or the error that there is none because it does not run."""
     try:
         session = runtime.session(trial.SerializeToString(), library=False, threads=1)
     except SparsifyError as error:  # nothing to compare with, where the original does not run
-        return str(error)
-    reason = "no trial size fits"
+        return error
+    failure: SparsifyError | None = None
     for sizes in trial_sizes(site):
         if sizes.scores > _ELEMENTS:
             return "it is fixed at a size too large for a trial"
         try:
-            results = runtime.run(session, feeds(site, sizes, np.random.default_rng(0)))
+            drawn = fitting(feeds(site, sizes, np.random.default_rng(0)), trial)
+            results = runtime.run(session, drawn)
         except SparsifyError as error:  # these sizes do not fit the graph; others may
-            reason = str(error)
+            failure = failure or error
             continue
         names = _wanted(site)
         pairs = zip(names[::2], names[1::2], strict=True)
         return _worst([_difference(site, results[a], results[b]) for a, b in pairs])
-    return reason
+    return failure or SparsifyError("no trial size fits")
 
 
 def _worst(verdicts: list[Verdict]) -> Verdict:

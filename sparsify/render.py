@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparsify.doctor import Check
+from sparsify.explain import explain, positions
 from sparsify.plan import Decision, Plan
 from sparsify.report import Report
 from sparsify.site import Findings, Refusal, Site
@@ -29,6 +30,11 @@ def show_findings(console: Console, findings: Findings) -> None:
     show_refusals(console, findings.refusals)
     sites, left = len(findings.sites), len(findings.refusals)
     console.print(f"{sites} attention {_plural('site', sites)} found, {left} candidates left")
+
+
+def show_site(console: Console, site: Site) -> None:
+    """Everything about one site."""
+    _table(console, ("site", site.name), explain(site))
 
 
 def show_refusals(console: Console, refusals: Sequence[Refusal]) -> None:
@@ -111,8 +117,8 @@ def _site_row(site: Site) -> tuple[str, ...]:
     if site.kv_heads != site.q_heads:
         heads = f"{heads} over {site.kv_heads}"
     dim = "?" if site.head_dim is None else str(site.head_dim)
-    causal = ["causal"] if site.causal else []
-    mask = "+".join(causal + ([site.mask] if site.mask else [])) or "-"
+    where = [positions(site)] if positions(site) else []
+    mask = "; ".join(where + ([site.mask] if site.mask else [])) or "-"
     return site.name, heads, dim, f"{site.scale:.4g}", mask, site.matcher
 
 

@@ -1,21 +1,28 @@
 """Carries out a plan: the model with its planned sites replaced, and everything else as it was."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
 
-from onnx import ModelProto, NodeProto, helper
+from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from sparsify import plugins
 from sparsify.builder import Builder
 from sparsify.emit import Choice, Emitter, uses_of
 from sparsify.errors import SparsifyError
-from sparsify.graft import graft, names_in
+from sparsify.graft import graft
 from sparsify.model import Model
+from sparsify.places import Place, file_opset, home_of, places, prefix_of
 from sparsify.plan import Plan, choice_for
 from sparsify.plugins import Operator
 from sparsify.site import Site
+from sparsify.uses import names_in
 
 METADATA_KEY = "ai.sparsify.version"
+
+Chosen = list[tuple[Site, Choice]]
+New = dict[str, dict[str, list[NodeProto]]]
+"""New nodes by place and by the tensor whose node they replace."""
 
 
 def apply_plan(model: Model, sites: Sequence[Site], plan: Plan) -> ModelProto:
@@ -35,12 +42,14 @@ def apply_plan(model: Model, sites: Sequence[Site], plan: Plan) -> ModelProto:
         return result
     operator: Operator = plugins.get("operators", "SparseAttention")
     uses = frozenset[str]().union(*(uses_of(site, choice) for site, choice in chosen))
-    graft(result, _replacements(model, operator, uses, chosen))
-    _declare(result, operator, model.opset, chosen[0][0].element_type, uses)
+    writer = _Writer(operator, uses, places(model.proto), names_in(model.proto))
+    graft(result, writer.replacements(chosen))
+    body = operator.function(file_opset(model.proto), chosen[0][0].element_type, uses)
+    _declare(result, operator, body, {site.scope for site, _ in chosen})
     return result
 
 
-def _chosen(sites: Sequence[Site], plan: Plan) -> list[tuple[Site, Choice]]:
+def _chosen(sites: Sequence[Site], plan: Plan) -> Chosen:
     """The sites to replace, in graph order, each with how."""
     by_name = {(site.scope, site.name): site for site in sites}
     choices: dict[tuple[str, str], Choice] = {}
@@ -53,32 +62,63 @@ def _chosen(sites: Sequence[Site], plan: Plan) -> list[tuple[Site, Choice]]:
     return [(site, choices[key]) for key, site in by_name.items() if key in choices]
 
 
-def _replacements(
-    model: Model, operator: Operator, uses: frozenset[str], chosen: list[tuple[Site, Choice]]
-) -> dict[str, list[NodeProto]]:
-    """New nodes by the tensor they make; what sites share is written with the first of them."""
-    taken = names_in(model.proto.graph)
-    builder = Builder(model.opset, "sparsify/", taken)
-    emitter = Emitter(builder, operator, uses)
-    replacements = {}
-    for site, choice in chosen:
-        start = len(builder.nodes)
-        emitter.site(site, choice, site.output)
-        replacements[site.output] = builder.nodes[start:]
-    shapes = [(site, shape) for site, _ in chosen for shape in site.score_shapes]
-    for index, (site, (output, first, last)) in enumerate(shapes):
-        # these stand before the sites they belong to, and share nothing with them
-        apart = Builder(model.opset, f"sparsify/shape_{index}/", taken)
-        Emitter(apart, operator, uses).score_shape(site, first, last, output)
-        replacements[output] = apart.nodes
-    return replacements
+@dataclass(frozen=True)
+class _Writer:
+    """Writes new nodes for each place of a file; `taken` are the names that are in use."""
+
+    operator: Operator
+    uses: frozenset[str]
+    found: list[Place]
+    taken: set[str]
+
+    def replacements(self, chosen: Chosen) -> New:
+        """The nodes of all sites, and of the Shapes that look at their scores."""
+        new: New = {}
+        for place in self.found:
+            here = [(site, choice) for site, choice in chosen if site.scope == place.name]
+            if here:
+                new[place.name] = self._sites(place, here)
+        self._shapes([site for site, _ in chosen], new)
+        return new
+
+    def _sites(self, place: Place, chosen: Chosen) -> dict[str, list[NodeProto]]:
+        """The sites of one place: a body cannot share with others what it does not see."""
+        builder = Builder(place.opset, prefix_of(place.name), self.taken)
+        emitter = Emitter(builder, self.operator, self.uses)
+        self.taken.update(name for site, _ in chosen for n in site.before for name in n.output)
+        nodes = {}
+        for site, choice in chosen:
+            start = len(builder.nodes)
+            emitter.site(site, choice, site.output)
+            nodes[site.output] = builder.nodes[start:]
+        for node in builder.nodes:
+            self.taken.update((node.name, *node.output))
+        return nodes
+
+    def _shapes(self, sites: Sequence[Site], new: New) -> None:
+        """Shapes of scores; they stand before the sites they belong to, and share nothing."""
+        by_name = {place.name: place for place in self.found}
+        shapes = [(site, shape) for site in sites for shape in site.score_shapes]
+        for index, (site, (output, first, last, rank)) in enumerate(shapes):
+            home = home_of(output, by_name[site.scope], self.found)
+            if home is None:
+                continue  # the scores stay alive for it
+            builder = Builder(home.opset, f"sparsify/shape_{index}/", self.taken)
+            emitter = Emitter(builder, self.operator, self.uses)
+            emitter.score_shape(site, first, last, rank, output)
+            new.setdefault(home.name, {})[output] = builder.nodes
 
 
-def _declare(
-    model: ModelProto, operator: Operator, opset: int, element_type: int, uses: frozenset[str]
-) -> None:
-    """Add our opset import, the operator's body, and who wrote it."""
-    model.opset_import.append(helper.make_opsetid(operator.domain, operator.version))
-    model.functions.append(operator.function(opset, element_type, uses))
+def _declare(model: ModelProto, operator: Operator, body: FunctionProto, scopes: set[str]) -> None:
+    """Add our opset imports, the operator's body, and who wrote it."""
+    calling = [place.layers[0] for place in places(model) if place.name in scopes]
+    functions = [graph for graph in calling if isinstance(graph, FunctionProto)]
+    for imports in (model.opset_import, *(function.opset_import for function in functions)):
+        if all(opset.domain != operator.domain for opset in imports):
+            imports.append(helper.make_opsetid(operator.domain, operator.version))
+    if functions:
+        model.functions.insert(0, body)  # onnx.reference wants functions before their callers
+    else:
+        model.functions.append(body)
     entry = model.metadata_props.add()
     entry.key, entry.value = METADATA_KEY, metadata.version("onnx-sparsify")

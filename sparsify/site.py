@@ -40,15 +40,19 @@ class Given:
     """A tensor that the nodes in `Site.before` read, and how a trial draws it.
 
     `sizes` are numbers or names of trial sizes: "batch", "q_heads", "kv_heads", "q_length",
-    "k_length", "head_dim", "value_dim", "past_length"; a product is written "q_heads*head_dim".
-    `values`: "normal", "mask" (0 and 1, each row with a 1), or a number or name of a trial size
-    that the tensor is filled with.
+    "k_length", "head_dim", "value_dim", "past_length"; a product is written "q_heads*head_dim", a
+    difference "k_length-past_length". Where only "past_length" occurs, there are as many new keys
+    as queries.
+    `values`: "normal", "mask" (0 and 1, each row with a 1), "bias" (normal with some -inf),
+    "lengths" (of keys, at least as many as queries), "last" (one less), "weight" (normal, made small
+    by its rows), "positions" (0, 1, 2, ...), a size that the tensor is filled with, or the sizes that
+    it holds.
     """
 
     tensor: str
     element_type: int
     sizes: tuple[int | str, ...]
-    values: int | str = "normal"
+    values: int | str | tuple[int | str, ...] = "normal"
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Mask:
     """One term that the graph applies to the scores, in the order the graph applies it.
 
     * `add`: `factor * tensor` is added to the scaled scores;
-    * `times`: the scores are multiplied by `tensor`, whose last size is 1;
+    * `times`, `over`: the scores are multiplied, or divided, by `tensor`, whose last size is 1;
     * `keep`: scores where `tensor` is false (or 0) become `fill`;
     * `drop`: scores where `tensor` is true (or not 0) become `fill`.
 
@@ -74,13 +78,28 @@ class Mask:
     tiled: bool = False
 
     @property
+    def selects(self) -> bool:
+        """Whether the term replaces scores by a number."""
+        return self.kind in ("keep", "drop")
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether the term is a factor of the scores."""
+        return self.kind in ("times", "over")
+
+    @property
+    def fills(self) -> bool:
+        """Whether masked scores become the lowest number, which a row without keys averages."""
+        return self.selects and not self.forbids
+
+    @property
     def forbids(self) -> bool:
         """Whether masked scores vanish for good; else the term is arithmetic on the scores.
 
         With a fill from `ABSORBS` down, a row without any key is the mean of V in the original, and
         stays so by adding the lowest number. A milder fill (-1e4 is common) forbids.
         """
-        return self.kind in ("keep", "drop") and (self.fill == float("-inf") or self.fill > ABSORBS)
+        return self.selects and (self.fill == float("-inf") or self.fill > ABSORBS)
 
 
 @dataclass(frozen=True)
@@ -103,9 +122,10 @@ class Site:
     in the graph) of further outputs of the replaced node.
 
     `guarded` says that the graph itself turns rows without any key into zeros. `score_shapes` are
-    (tensor, start, end) of the Shape nodes that look at the scores' dimensions `start:end`. `notes`
-    are remarks for the report. `proof` is the largest error of the proof, relative to the largest
-    value of the output.
+    (tensor, start, end, rank) of the Shape nodes that look at dimensions `start:end` of scores of
+    that rank. `unquantized` are outputs of DequantizeLinear whose rounding the operator leaves out.
+    `notes` are remarks for the report. `proof` is the largest error of the proof, relative to the
+    largest value of the output.
     """
 
     name: str
@@ -140,14 +160,16 @@ class Site:
     before: tuple[NodeProto, ...] = ()
     given: tuple[Given, ...] = ()
     also: tuple[tuple[str, str], ...] = ()
-    score_shapes: tuple[tuple[str, int, int | None], ...] = ()
+    score_shapes: tuple[tuple[str, int, int | None, int], ...] = ()
+    unquantized: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     proof: float | None = None
 
     @property
     def mask(self) -> str | None:
         """The kinds of mask the site carries, as one word for reports: None, "additive", ..."""
-        kinds = {"additive" if mask.kind == "add" else "boolean" for mask in self.masks}
+        words = {"add": "additive", "times": "factor", "over": "factor"}
+        kinds = {words.get(mask.kind, "boolean") for mask in self.masks}
         return "+".join(sorted(kinds)) or None
 
     def to_json(self) -> dict[str, object]:
@@ -161,7 +183,14 @@ class Site:
             "head_dim": self.head_dim,
             "scale": self.scale,
             "causal": self.causal,
+            "left_window": self.left_window,
+            "right_window": self.right_window,
+            "bottom_right": self.bottom_right,
+            "softcap": self.softcap,
+            "sinks": self.sinks is not None,
             "mask": self.mask,
+            "proof": self.proof,
+            "notes": list(self.notes),
             "nodes": list(self.nodes),
         }
 

@@ -34,9 +34,13 @@ class Sizes:
         return self.batch * self.q_heads * self.q_length * self.k_length
 
     def value(self, text: int | str) -> int:
-        """A size by its name, a product of names, or a number."""
+        """A number, a size by its name, products of them, and the difference of two products."""
         if isinstance(text, int):
             return text
+        whole, *less = (self._product(part) for part in text.split("-"))
+        return whole - sum(less)
+
+    def _product(self, text: str) -> int:
         factors = text.split("*")
         return prod(int(f) if f.isdigit() else int(getattr(self, f)) for f in factors)
 
@@ -66,10 +70,13 @@ def trial_sizes(site: Site) -> Iterable[Sizes]:
     heads = site.q_heads or site.group * (site.kv_heads or 2)
     kv_heads = site.kv_heads or max(1, heads // site.group)
     heads = 1 if is_one(site.query.steps, 1) else heads
+    kv_heads = 1 if is_one(site.key.steps, 1) else kv_heads
     dim = site.head_dim or site.value_dim or 8
     q_fixed, k_fixed = (next(iter(_mask_lengths(site, axis)), None) for axis in (-2, -1))
     unit = lcm(*(batch_multiple(operand.steps) for operand in (site.query, site.key, site.value)))
     unit = lcm(unit, *(mask.sizes[0] or 1 for mask in site.masks if mask.tiled))
+    unit = lcm(unit, *(batch_multiple(mask.operand.steps) for mask in site.masks))
+    past, cached = _past_length(site), 0 if site.k_length else _fixed_length(site)
     for batch, q_length, k_length in (
         (2 * unit, 20, 24),
         (2 * unit, 24, 24),
@@ -82,10 +89,24 @@ def trial_sizes(site: Site) -> Iterable[Sizes]:
             heads,
             min(heads, kv_heads),
             q_fixed or q_length,
-            k_fixed or k_length,
+            k_fixed or (k_length + cached if past is None else (q_fixed or q_length) + past),
             dim,
             site.value_dim or dim,
         )
+
+
+def _past_length(site: Site) -> int | None:
+    """The length of a cache that precedes as many new keys as there are queries, if one does."""
+    names = {size for given in site.given for size in given.sizes}
+    tied = "past_length" in names and not any("-past_length" in str(name) for name in names)
+    return Sizes.past_length if tied else None
+
+
+def _fixed_length(site: Site) -> int:
+    """The keys that are fixed in number beside others that are not: a cache, or the new ones."""
+    names = [str(size) for given in site.given for size in given.sizes]
+    lengths = [name.removeprefix("k_length-") for name in names if name.startswith("k_length-")]
+    return max((int(length) for length in lengths if length.isdigit()), default=0)
 
 
 def feeds(site: Site, sizes: Sizes, rng: np.random.Generator) -> Mapping[str, Array]:
@@ -118,11 +139,24 @@ def _drawn(
 
 def _given(given: Given, sizes: Sizes, rng: np.random.Generator) -> Array:
     shape = tuple(sizes.value(size) for size in given.sizes)
-    if given.values == "normal":
-        values: Array = rng.standard_normal(shape).astype(np.float32)
+    if isinstance(given.values, tuple):
+        values: Array = np.array([sizes.value(size) for size in given.values])
+    elif given.values == "normal":
+        values = rng.standard_normal(shape).astype(np.float32)
     elif given.values == "mask":
         values = (rng.random(shape) < 0.7).astype(np.float32)
         values[..., 0] = 1
+    elif given.values == "bias":
+        masked = rng.random(shape) < 0.3
+        masked[..., 0] = False
+        values = np.where(masked, -np.inf, rng.standard_normal(shape)).astype(np.float32)
+    elif given.values in ("lengths", "last"):
+        values = rng.integers(min(sizes.q_length, sizes.k_length), sizes.k_length + 1, shape)
+        values -= given.values == "last"
+    elif given.values == "weight":
+        values = rng.standard_normal(shape).astype(np.float32) / np.sqrt(shape[0])
+    elif given.values == "positions":
+        values = np.broadcast_to(np.arange(shape[-1]), shape)
     else:
         values = np.full(shape, sizes.value(given.values))
     return _as_type(values, given.element_type)
@@ -144,7 +178,7 @@ def _mask_values(mask: Mask, sizes: Sizes, rng: np.random.Generator) -> Array:
             shape[axis] = 1
     if mask.tiled and mask.sizes[0]:
         shape[0] = mask.sizes[0]
-    if mask.kind == "times":
+    if mask.multiplies:
         factors = rng.uniform(0.5, 1.5, shape)
         return _as_type(undo_steps(factors, mask.operand.steps), mask.element_type)
     masked = rng.random(shape) < 0.3
@@ -152,7 +186,8 @@ def _mask_values(mask: Mask, sizes: Sizes, rng: np.random.Generator) -> Array:
     if mask.kind != "add":
         kept = masked if mask.kind == "drop" else ~masked
         return _as_type(undo_steps(kept, mask.operand.steps), mask.element_type)
-    values = np.where(masked, -np.inf, rng.standard_normal(shape)).astype(np.float32)
+    away = -np.inf if mask.factor > 0 else np.inf
+    values = np.where(masked, away, rng.standard_normal(shape)).astype(np.float32)
     return _as_type(undo_steps(values, mask.operand.steps), mask.element_type)
 
 

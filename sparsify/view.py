@@ -4,7 +4,7 @@ Tensors and nodes here are onnx-graphsurgeon objects (`gs.Variable`, `gs.Constan
 library has no type information, so they are `Any` to the type checker.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from onnx import ModelProto, helper
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from sparsify.builder import Builder
-from sparsify.graft import names_in
-from sparsify.model import inferred, opset_of
-from sparsify.site import MAIN_SCOPE
+from sparsify.infer import inferred, typed_functions
+from sparsify.places import Place, places, prefix_of
+from sparsify.uses import AnyGraph, made_in, names_in, nested, outputs_of
 
 Tensor = Any
 Node = Any
@@ -32,7 +32,7 @@ class Scope:
     """One graph to look for attentions in: the main graph, a body, or a local function.
 
     `name` is empty for the main graph, else a path such as `If_3/then_branch`. `outputs` names the
-    tensors that leave the graph, `taken` all names in the file.
+    tensors that leave the graph (or one around it), `taken` all names in the file.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Scope:
 
     def builder(self, hint: str) -> Builder:
         """A writer of nodes for this scope; `hint`, unique in the scope, opens their names."""
-        return Builder(self.opset, f"sparsify/{hint}/", self.taken)
+        return Builder(self.opset, f"{prefix_of(self.name)}{hint}/", self.taken)
 
     def nodes(self) -> Iterator[Node]:
         """The nodes of this scope, in file order, bodies not entered."""
@@ -51,36 +51,43 @@ class Scope:
 
 
 def scopes(proto: ModelProto, folder: Path) -> list[Scope]:
-    """The main graph, every body inside it, and every local function.
+    """The main graph, every body inside it, and every local function, as `places` lists them.
 
     `folder` is where external data lies.
     """
     G_LOGGER.severity = G_LOGGER.ERROR  # its warnings would go to standard output
-    graph = gs.import_onnx(inferred(proto, folder))
-    opset = opset_of(proto)
-    taken = _names(proto)
-    found = list(_with_bodies(MAIN_SCOPE, graph, opset, taken))
-    for function in graph.functions:
-        found.extend(
-            _with_bodies(f"function {function.name}", function, function.opset or opset, taken)
-        )
-    return found
+    model = inferred(proto, folder)
+    models = [model, *typed_functions(model)]
+    for root in models:
+        del root.functions[:]  # each is a model of its own
+    roots = map(gs.import_onnx, models)
+    graphs = [graph for root in roots for graph in _with_bodies(root)]
+    taken = frozenset(names_in(proto))
+    returned = {place.name: _returned(place.graph) for place in places(proto) if not place.outer}
+    return [
+        Scope(place.name, graph, place.opset, _leaving(place, returned), taken)
+        for place, graph in zip(places(proto), graphs, strict=True)
+    ]
 
 
-def _names(proto: ModelProto) -> frozenset[str]:
-    found = names_in(proto.graph)
-    for function in proto.functions:
-        found |= {name for node in function.node for name in (*node.input, *node.output)}
-    return frozenset(found)
+def _returned(root: AnyGraph) -> set[str]:
+    """The tensors from outside that bodies hand back as they are."""
+    return {name for graph in nested(root) for name in outputs_of(graph) - made_in(graph)}
 
 
-def _with_bodies(name: str, graph: Any, opset: int, taken: frozenset[str]) -> Iterator[Scope]:
-    yield Scope(name, graph, opset, frozenset(tensor.name for tensor in graph.outputs), taken)
+def _leaving(place: Place, returned: Mapping[str, set[str]]) -> frozenset[str]:
+    """The tensors seen in a place that leave a graph: it, one around it, or a body inside."""
+    around = [name for graph in place.layers[:-1] for name in outputs_of(graph)]
+    outer = set(around) - made_in(place.graph)
+    return frozenset(outputs_of(place.graph) | outer | returned[place.chain[0].name])
+
+
+def _with_bodies(graph: Any) -> Iterator[Any]:
+    yield graph
     for node in graph.nodes:
-        for key, value in node.attrs.items():
+        for value in node.attrs.values():
             if isinstance(value, gs.Graph):
-                path = f"{name}/{label(node)}/{key}".lstrip("/")
-                yield from _with_bodies(path, value, opset, taken)
+                yield from _with_bodies(value)
 
 
 def label(node: Node) -> str:

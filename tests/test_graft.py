@@ -298,25 +298,6 @@ def test_a_local_function_of_the_model_stays(tmp_path: Path) -> None:
         close(result["z"], wanted, 2e-5)
 
 
-def test_attention_in_a_local_function_is_refused(tmp_path: Path) -> None:
-    body = helper.make_function(
-        "org.example",
-        "Attend",
-        ["q", "k", "v"],
-        ["y"],
-        [node("Constant", "", "c", value=C), *plain_nodes()],
-        [helper.make_opsetid("", 17)],
-    )
-    called = node("Attend", "q k v", "y")
-    called.domain = "org.example"
-    model = build([called], QKV, Y)
-    model.functions.append(body)
-    model.opset_import.append(helper.make_opsetid("org.example", 1))
-    findings = found(model, tmp_path)
-    assert [refusal.code for refusal in findings.refusals] == ["scope_unsupported"]
-    assert "Attend" in findings.refusals[0].scope
-
-
 def test_two_runs_write_the_same_bytes(tmp_path: Path) -> None:
     path = save(model_of(Form(mask="where_then_add", repeat="expand")), tmp_path)
     files = [tmp_path / name for name in ("one.onnx", "two.onnx")]

@@ -395,7 +395,7 @@ def test_scores_of_five_dimensions_are_refused(tmp_path: Path) -> None:
     ]
 
 
-def test_a_branch_is_reported_with_its_scope(tmp_path: Path) -> None:
+def test_a_branch_is_found_with_its_scope(tmp_path: Path) -> None:
     def branch(name: str) -> object:
         nodes = [
             helper.make_node(
@@ -414,9 +414,9 @@ def test_a_branch_is_reported_with_its_scope(tmp_path: Path) -> None:
         "If", ["flag"], ["y"], "If_0", then_branch=branch("then"), else_branch=branch("otherwise")
     )
     model = build([choice], [*QKV, ("flag", BOOL, [])], Y, [C])
-    refusals = found(model, tmp_path).refusals
-    assert [refusal.code for refusal in refusals] == ["scope_unsupported"] * 2
-    assert sorted(refusal.scope for refusal in refusals) == ["If_0/else_branch", "If_0/then_branch"]
+    findings = found(model, tmp_path)
+    assert findings.refusals == ()
+    assert [site.scope for site in findings.sites] == ["If_0/else_branch", "If_0/then_branch"]
 
 
 @pytest.mark.parametrize("fill", [-2.0, -12.0, -20.0])

@@ -1,29 +1,44 @@
-"""Attention written out as MatMul, Softmax, MatMul, with everything exporters put between them."""
+"""Attention written out as product, Softmax, product, with all that exporters put between."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from sparsify.constants import dims
-from sparsify.layout import Squeeze, Unsqueeze
+from sparsify.constants import Dims, dims
+from sparsify.layout import Squeeze, Step, Unsqueeze, is_one
 from sparsify.site import Mask, Refusal, Site
 from sparsify.view import FLOATS, Node, Scope, Tensor, consumers, element_type, label, producer
 from sparsify_plugins.matchers.operands import (
     Source,
-    key_source,
-    query_source,
+    climbed,
+    source_of,
+    unfolded,
     unrepeated,
-    value_source,
 )
 from sparsify_plugins.matchers.scores import Scores, trace_scores
-from sparsify_plugins.matchers.walk import Stop, fill_number, passes_through, value_readers
+from sparsify_plugins.matchers.values import Values, trace_values
+from sparsify_plugins.matchers.views import Folding, folding_of
+from sparsify_plugins.matchers.walk import Stop, value_readers
 
 
 @dataclass(frozen=True)
-class Values:
-    """From the Softmax down to the product with the values (`nodes[-1]`)."""
+class Reading:
+    """One way to read the graph around a Softmax."""
 
-    nodes: tuple[Node, ...]
-    guarded: bool
+    scope: Scope
+    softmax: Node
+    scores: Scores
+    values: Values
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Q, K and V in four dimensions, and how the views of the scores fold into these."""
+
+    query: Source
+    key: Source
+    value: Source
+    folding: Folding
+    group: int = 1
 
 
 @dataclass(frozen=True)
@@ -31,7 +46,7 @@ class SoftmaxMatcher:
     """Finds `softmax(Q K^T ...) V` around each Softmax."""
 
     def match(self, scope: Scope) -> Iterator[Site | Refusal]:
-        """One or two sites (GQA repeat undone, or not), or one refusal, for each Softmax."""
+        """Sites, the likeliest first, or one refusal, for each Softmax."""
         for node in scope.nodes():
             if node.op == "Softmax":
                 yield from _candidates(scope, node)
@@ -39,78 +54,78 @@ class SoftmaxMatcher:
 
 MATCHER = SoftmaxMatcher()
 
+_HALF_LOWEST = -65504.0
+_NONE = float("-inf")
+
 
 def _candidates(scope: Scope, softmax: Node) -> Iterator[Site | Refusal]:
-    found = _read(scope, softmax)
-    if isinstance(found, Stop):
-        # onnx-graphsurgeon compares nodes by content and cannot compare one with None
-        other = found.node is not None and found.node is not softmax
-        nodes = [softmax, found.node] if other else [softmax]
-        yield Refusal(found.code, found.reason, scope.name, tuple(label(node) for node in nodes))
-    else:
-        yield from found
+    sites: list[Site] = []
+    stops: list[Stop] = []
+    for reading in _readings(scope, softmax):
+        found = reading if isinstance(reading, Stop) else _sites(reading)
+        if isinstance(found, Stop):
+            stops.append(found)
+        else:
+            sites.extend(site for site in found if site not in sites)
+    yield from sites
+    if not sites:
+        yield _refusal(scope, softmax, stops[0])
 
 
-def _read(scope: Scope, softmax: Node) -> list[Site] | Stop:
-    values = _trace_values(softmax)
+def _refusal(scope: Scope, softmax: Node, stop: Stop) -> Refusal:
+    # onnx-graphsurgeon compares nodes by content and cannot compare one with None
+    other = stop.node is not None and stop.node is not softmax
+    nodes = [softmax, stop.node] if other else [softmax]
+    return Refusal(stop.code, stop.reason, scope.name, tuple(label(node) for node in nodes))
+
+
+def _readings(scope: Scope, softmax: Node) -> Iterator[Reading | Stop]:
+    """Each product that the scores may come from, masks first as they were before Expand."""
+    probabilities = softmax.outputs[0]
+    values = trace_values(Values(probabilities, (probabilities,)))
     if isinstance(values, Stop):
-        return values
-    scores = trace_scores(Scores(softmax.inputs[0]))
-    if isinstance(scores, Stop):
-        return scores
-    ranks = _ranks(softmax, scores, values)
-    rank = max(ranks, default=0)
-    if len(ranks) != 1 or not 2 <= rank <= 4:
-        listed = " and ".join(map(str, sorted(ranks))) or "unknown"
-        return Stop("rank_unsupported", f"operands of rank {listed} are not supported")
+        yield values
+        return
+    stretched: list[Reading | Stop] = []
+    for unexpand in (True, False):
+        tensor = softmax.inputs[0]
+        start = Scores(tensor, (tensor,), sinks_wanted=values.cut, stretched=unexpand)
+        for scores in trace_scores(start):
+            found = scores if isinstance(scores, Stop) else Reading(scope, softmax, scores, values)
+            stretched.append(found)
+    # a product that was found stands before the reason why another walk failed
+    yield from sorted(stretched, key=lambda found: isinstance(found, Stop))
+
+
+def _sites(reading: Reading) -> list[Site] | Stop:
+    scope, softmax = reading.scope, reading.softmax
+    assert reading.scores.product is not None
+    rank = _rank(softmax) or reading.scores.product.query.rank
     if not _over_last_axis(softmax, rank, scope.opset):
         return Stop("softmax_axis", "the Softmax is not over the keys (the last axis)")
-    return _shared(scope, softmax, scores, values) or _sites(scope, softmax, scores, values, rank)
+    operands = _operands(reading)
+    if isinstance(operands, Stop):
+        return operands
+    masks = _masks(reading, operands.folding)
+    if isinstance(masks, Stop):
+        return masks
+    stop = _shared(reading) or _stretched(reading, operands, masks) or _zeroed(reading, masks)
+    if stop is not None:
+        return stop
+    plain = _site(reading, operands, masks)
+    if isinstance(plain, Stop):
+        return plain
+    repeats = [unrepeated(source) for source in (operands.key, operands.value)]
+    if repeats[0] is None or repeats[1] is None or repeats[0][1] != repeats[1][1]:
+        return [plain]
+    grouped = replace(operands, key=repeats[0][0], value=repeats[1][0], group=repeats[0][1])
+    site = _site(reading, grouped, masks)
+    return [plain] if isinstance(site, Stop) else [site, plain]
 
 
-def _trace_values(softmax: Node) -> Values | Stop:
-    """Follow the probabilities down to the one product that takes them on its left."""
-    nodes, tensor, guarded = [], softmax.outputs[0], False
-    while True:
-        readers = value_readers(tensor)
-        guard = _nan_guard(readers)
-        if guard:
-            nodes.extend(guard)
-            tensor, guarded = guard[-1].outputs[0], True
-            continue
-        products = [node for node in readers if node.op == "MatMul"]
-        if products and len(readers) > 1:
-            return Stop("probabilities_shared", "the probabilities are used elsewhere", readers[-1])
-        if len(readers) != 1:
-            return Stop("not_attention", "the Softmax's result is not multiplied with values")
-        if not products and not passes_through(readers[0]):
-            reason = f"the Softmax's result goes to {readers[0].op}, not to a product with values"
-            return Stop("not_attention", reason, readers[0])
-        nodes.append(readers[0])
-        if products:
-            break
-        tensor = readers[0].outputs[0]
-    if nodes[-1].inputs[0] is not tensor:
-        return Stop("probabilities_on_right", "the probabilities are the right factor", nodes[-1])
-    return Values(tuple(nodes), guarded)
-
-
-def _nan_guard(readers: list[Node]) -> list[Node]:
-    """IsNaN and Where(it, 0, probabilities), which turn rows without keys into zeros."""
-    by_op = {node.op: node for node in readers}
-    if len(readers) != 2 or by_op.keys() != {"IsNaN", "Where"}:
-        return []
-    test, choice = by_op["IsNaN"], by_op["Where"]
-    zero = fill_number(choice.inputs[1])
-    return [test, choice] if choice.inputs[0] is test.outputs[0] and zero == 0 else []
-
-
-def _ranks(softmax: Node, scores: Scores, values: Values) -> set[int]:
-    """The ranks of all that takes part, where known; masks of higher rank show in the Softmax."""
-    product = scores.nodes[-1]
-    tensors = [*product.inputs, product.outputs[0], softmax.outputs[0]]
-    tensors += [values.nodes[-1].inputs[1], values.nodes[-1].outputs[0]]
-    return {len(sizes) for sizes in map(dims, tensors) if sizes is not None}
+def _rank(softmax: Node) -> int | None:
+    sizes = dims(softmax.inputs[0]) or dims(softmax.outputs[0])
+    return None if sizes is None else len(sizes)
 
 
 def _over_last_axis(softmax: Node, rank: int, opset: int) -> bool:
@@ -118,47 +133,169 @@ def _over_last_axis(softmax: Node, rank: int, opset: int) -> bool:
     return axis in (-1, rank - 1)
 
 
-def _shared(scope: Scope, softmax: Node, scores: Scores, values: Values) -> Stop | None:
+# Operands -------------------------------------------------------------------------------------
+
+
+def _operands(reading: Reading) -> Operands | Stop:
+    product, values = reading.scores.product, reading.values.product
+    assert product is not None
+    assert values is not None
+    node = reading.scores.nodes[-1]
+    if product.query.rank != product.key.rank:
+        return Stop("rank_unsupported", "Q and K are of different ranks", node)
+    query, key = (climbed(source_of(factor)) for factor in (product.query, product.key))
+    value = source_of(values.value)
+    types = {_float_type(source.tensor) for source in (query, key, value)}
+    if len(types) != 1 or not types <= set(FLOATS):
+        return Stop("mixed_dtype", "Q, K and V are not of one float type", node)
+    open_folds = [unfolded(source) for source in (query, key, value)]
+    heads = {fold.sizes()[1] for fold in open_folds if fold is not None}
+    known = heads.pop() if len(heads) == 1 and None not in open_folds else None
+    folding = folding_of(_views(reading), _native(query), _native(key), known)
+    if folding is None:
+        return Stop("rank_unsupported", "scores of these ranks are not supported", node)
+    q, k, v = (_folded(source, folding) for source in (query, key, value))
+    if q is None or k is None or v is None:
+        return Stop("rank_unsupported", "batch and heads cannot be told apart", node)
+    group = 1
+    if folding.grouped and len(_native(key)) == 5 and _native(key)[2] == 1:
+        group = folding.inner or _native(query)[2] or 1
+    return Operands(q, k, v, folding, group)
+
+
+def _views(reading: Reading) -> list[Dims]:
+    """The shapes that the scores and probabilities have, where the graph tells."""
+    product = reading.scores.product
+    assert product is not None
+    found = [dims(tensor) for tensor in (*reading.scores.views, *reading.values.views)]
+    known = [sizes for sizes in found if sizes is not None]
+    return known or [(None,) * product.query.rank]
+
+
+def _folded(source: Source, folding: Folding) -> Source | None:
+    """A source with the steps to four dimensions; from before a Reshape that folded them."""
+    sizes = _native(source)
+    rank = len(sizes)
+    if rank == 3 and not folding.flat and not source.steps:
+        four = unfolded(source)
+        if four is not None and four.sizes()[1] in (folding.heads, None):
+            return four
+    steps = folding.steps(rank, ones=rank == 5 and sizes[2] == 1)
+    if steps and source.steps and steps == (Squeeze((2,)),) and source.steps == (Unsqueeze((2,)),):
+        return replace(source, steps=())
+    return None if steps is None else replace(source, steps=(*source.steps, *steps))
+
+
+def _native(source: Source) -> Dims:
+    """The sizes of a factor of the product, with the ones that it lacks."""
+    sizes = list(source.sizes())
+    for step in source.steps:
+        for axis in getattr(step, "axes", ()):
+            sizes.insert(axis, 1)
+    return tuple(sizes)
+
+
+def _float_type(tensor: Tensor) -> int:
+    known = element_type(tensor)
+    node = producer(tensor)
+    while known is None and node is not None and node.inputs:
+        known = element_type(node.inputs[0])
+        node = producer(node.inputs[0])
+    return known or FLOATS[0]
+
+
+# Masks ----------------------------------------------------------------------------------------
+
+
+def _masks(reading: Reading, folding: Folding) -> tuple[Mask, ...] | Stop:
+    """The masks for scores of four dimensions, in the order in which the graph applies them."""
+    found = []
+    scores = reading.scores
+    for mask, view in reversed(scores.masks):
+        rank = _view_rank(scores, view)
+        lifted = folding.mask(_settled(reading, mask), rank)
+        if lifted is None:
+            return Stop("rank_unsupported", f"a mask on scores of rank {rank} cannot be folded")
+        found.append(lifted)
+    return tuple(found)
+
+
+def _settled(reading: Reading, mask: Mask) -> Mask:
+    """A mask whose fill means what it comes to: probabilities set to 0 later, half precision."""
+    if (mask.operand.tensor, mask.kind == "drop") in reading.values.zeroed:
+        return replace(mask, fill=float("-inf"))
+    product = reading.scores.product
+    assert product is not None
+    if mask.selects and _float_type(product.query.tensor) != FLOATS[0]:
+        # scores in float32 know lower numbers than the operator's mask in half precision
+        return replace(mask, fill=max(mask.fill, _HALF_LOWEST) if mask.fill > _NONE else mask.fill)
+    return mask
+
+
+def _view_rank(scores: Scores, view: int) -> int:
+    assert scores.product is not None
+    sizes = dims(scores.views[view])
+    return scores.product.query.rank if sizes is None else len(sizes)
+
+
+def _zeroed(reading: Reading, masks: tuple[Mask, ...]) -> Stop | None:
+    """Probabilities set to zero must be those that a mask of the scores has made zero."""
+    known = {(mask.operand.tensor, mask.kind == "drop") for mask in masks if mask.kind != "add"}
+    for name, drops in reading.values.zeroed:
+        if (name, drops) not in known:
+            reason = f"probabilities are masked by {name} after the Softmax"
+            return Stop("probabilities_masked", reason, reading.softmax)
+    return None
+
+
+# What cannot be taken -------------------------------------------------------------------------
+
+
+def _shared(reading: Reading) -> Stop | None:
     """Whether something between the products is read, or leaves the graph, elsewhere."""
-    own = {id(node) for node in (*scores.nodes, softmax, *values.nodes)}
+    scores, values = reading.scores, reading.values
+    own = {id(node) for node in (*scores.nodes, reading.softmax, *values.nodes)}
     for code, word, nodes in (
         ("scores_shared", "scores", scores.nodes),
-        ("probabilities_shared", "probabilities", (softmax, *values.nodes[:-1])),
+        ("probabilities_shared", "probabilities", (reading.softmax, *values.nodes[:-1])),
     ):
+        odd = _odd(nodes)
         for node in nodes:
+            reading_of = consumers if id(node) in odd else value_readers
             for tensor in node.outputs:
-                readers = [node for node in value_readers(tensor) if id(node) not in own]
-                if readers or tensor.name in scope.outputs:
+                readers = [node for node in reading_of(tensor) if id(node) not in own]
+                if readers or tensor.name in reading.scope.outputs:
                     where = label(readers[0]) if readers else "an output of the graph"
                     return Stop(code, f"the {word} are also used by {where}", node)
     return None
 
 
-def _sites(
-    scope: Scope, softmax: Node, scores: Scores, values: Values, rank: int
-) -> list[Site] | Stop:
-    product, last = scores.nodes[-1], values.nodes[-1]
-    query = query_source(product.inputs[0], rank)
-    key = key_source(product.inputs[1], rank)
-    value = value_source(last.inputs[1], rank)
-    types = {_float_type(source.tensor) for source in (query, key, value)}
-    if len(types) != 1 or not types <= set(FLOATS):
-        return Stop("mixed_dtype", "Q, K and V are not of one float type", product)
-    broadcast = _broadcast(query, key, value, scores.masks)
-    if broadcast is not None:
-        return Stop("broadcast_unsupported", broadcast, product)
-    plain = _site(scope, softmax, scores, values, (query, key, value))
-    repeats = [unrepeated(source) for source in (key, value)]
-    if repeats[0] is None or repeats[1] is None or repeats[0][1] != repeats[1][1]:
-        return [plain]
-    sources = (query, repeats[0][0], repeats[1][0])
-    grouped = _site(scope, softmax, scores, values, sources, group=repeats[0][1])
-    return [grouped, plain]
+def _odd(nodes: tuple[Node, ...]) -> set[int]:
+    """Nodes whose results have shapes that Q and K do not tell: turned, with sinks, of rank 5."""
+    if any(node.op == "Transpose" for node in nodes):
+        return {id(node) for node in nodes}
+    wide = {id(node) for node in nodes if len(dims(node.outputs[0]) or ()) > 4}
+    edges = [i for i, node in enumerate(nodes) if node.op in ("Concat", "Slice")]
+    for edge in edges:
+        wide |= {id(node) for node in nodes[: edge + (nodes[edge].op == "Concat")]}
+    return wide
 
 
-def _broadcast(query: Source, key: Source, value: Source, masks: tuple[Mask, ...]) -> str | None:
+def _stretched(reading: Reading, operands: Operands, masks: tuple[Mask, ...]) -> Stop | None:
     """What the products would stretch and the operator does not: batches, values, or queries."""
-    q, k, v = (source.extents() for source in (query, key, value))
+    reason = _broadcast(reading.scope, operands, masks)
+    return None if reason is None else Stop("broadcast_unsupported", reason, reading.softmax)
+
+
+def _broadcast(scope: Scope, operands: Operands, masks: tuple[Mask, ...]) -> str | None:
+    declared = frozenset(
+        size
+        for tensor in scope.graph.inputs
+        for size in tensor.shape or ()
+        if isinstance(size, str)
+    )
+    sources = (operands.query, operands.key, operands.value)
+    q, k, v = (_extents(source, declared) for source in sources)
     for names, a, b, axis in (("K and V", k, v, 0), ("K and V", k, v, 1), ("Q and K", q, k, 0)):
         if _apart(a[axis], b[axis]):
             return f"{names} differ in {('batch', 'heads')[axis]}: {a[axis]} and {b[axis]}"
@@ -175,6 +312,18 @@ def _broadcast(query: Source, key: Source, value: Source, masks: tuple[Mask, ...
     return None
 
 
+def _extents(source: Source, declared: frozenset[str]) -> tuple[int | str | None, ...]:
+    """Batch and heads: a number, a symbol of the graph's inputs, or None."""
+    known, found = source.symbols(declared), list[int | str | None]()
+    for axis in (0, 1):
+        place: int | None = axis
+        for step in reversed(source.steps):
+            place = None if place is None else step.source(place)
+        one = is_one(source.steps, axis)
+        found.append(1 if one else None if place is None else known[place])
+    return tuple(found)
+
+
 def _apart(one: int | str | None, other: int | str | None) -> bool:
     """Whether one size may stretch the other: two numbers, two symbols, or 1 and a symbol."""
     if isinstance(one, str) and isinstance(other, str):
@@ -184,22 +333,23 @@ def _apart(one: int | str | None, other: int | str | None) -> bool:
     return None not in (one, other) and one != other
 
 
-def _site(
-    scope: Scope,
-    softmax: Node,
-    scores: Scores,
-    values: Values,
-    sources: tuple[Source, Source, Source],
-    group: int = 1,
-) -> Site:
-    query, key, value = sources
+# The site -------------------------------------------------------------------------------------
+
+
+def _site(reading: Reading, operands: Operands, masks: tuple[Mask, ...]) -> Site | Stop:
+    scores, values, softmax = reading.scores, reading.values, reading.softmax
+    query, key, value = operands.query, operands.key, operands.value
+    result = _result(reading, operands.folding)
+    if result is None:
+        return Stop("rank_unsupported", "the shape of the result cannot be made again", softmax)
     nodes = (*reversed(scores.nodes), softmax, *values.nodes)
-    q, k, v = ((None,) * (4 - s.rank) + s.sizes() for s in sources)
+    q, k, v = (_four(source) for source in (query, key, value))
+    batch, heads, queries, keys = operands.folding.sizes
+    q_heads, group = q[1] or heads, operands.group
     kv_heads = k[1] or v[1]
-    masks = tuple(_fitted(mask, query.rank) for mask in reversed(scores.masks))
     return Site(
         name=label(softmax),
-        scope=scope.name,
+        scope=reading.scope.name,
         matcher="softmax",
         query=query.operand(),
         key=key.operand(),
@@ -207,56 +357,75 @@ def _site(
         output=values.nodes[-1].outputs[0].name,
         scale=scores.factor * query.factor * key.factor,
         element_type=_float_type(query.tensor),
-        nodes=tuple(label(node) for node in nodes),
+        nodes=tuple(dict.fromkeys(label(node) for node in nodes)),
         masks=masks,
         softcap=scores.softcap,
+        sinks=scores.sinks,
         group=group,
-        q_heads=q[1] or (kv_heads * group if kv_heads else None),
-        kv_heads=kv_heads or (q[1] // group if q[1] else None),
-        q_length=q[2],
-        k_length=k[2] or v[2],
+        q_heads=q_heads or (kv_heads * group if kv_heads else None),
+        kv_heads=kv_heads or (q_heads // group if q_heads else None),
+        q_length=q[2] or queries,
+        k_length=k[2] or v[2] or keys,
         head_dim=q[3] or k[3],
         value_dim=v[3],
-        batch=q[0] or k[0],
-        guarded=values.guarded,
-        result=(Squeeze(tuple(range(4 - query.rank))),) if query.rank < 4 else (),
-        score_shapes=_score_shapes(nodes[:-1]),
-        notes=_empty_rows(masks, values.guarded),
+        batch=q[0] or k[0] or batch,
+        guarded=values.guarded or bool(values.zeroed),
+        result=result,
+        score_shapes=_score_shapes((*scores.nodes, softmax, *values.nodes[:-1])),
+        unquantized=(*scores.unquantized, *values.unquantized),
+        notes=_notes(reading, masks),
     )
 
 
-def _score_shapes(nodes: tuple[Node, ...]) -> tuple[tuple[str, int, int | None], ...]:
+def _four(source: Source) -> Dims:
+    """The sizes in four dimensions, None where a step changes them."""
+    known, found = source.sizes(), []
+    for axis in range(4):
+        place: int | None = axis
+        for step in reversed(source.steps):
+            place = None if place is None else step.source(place)
+        found.append(None if place is None else known[place])
+    return tuple(found)
+
+
+def _result(reading: Reading, folding: Folding) -> tuple[Step, ...] | None:
+    product = reading.values.product
+    assert product is not None
+    steps = folding.result(product.value.rank)
+    return None if steps is None else (*steps, *(s for s in product.result if not _idle(s)))
+
+
+def _idle(step: Step) -> bool:
+    perm = getattr(step, "perm", None)
+    return perm is not None and list(perm) == sorted(perm)
+
+
+def _score_shapes(nodes: tuple[Node, ...]) -> tuple[tuple[str, int, int | None, int], ...]:
     """Shape nodes that look at scores or probabilities, whose sizes Q and K tell as well."""
-    readers = [reader for node in nodes for reader in consumers(node.outputs[0])]
+    found = []
+    for node in nodes:
+        rank = len(dims(node.outputs[0]) or (None,) * 4)
+        found += [(reader, rank) for reader in consumers(node.outputs[0]) if reader.op == "Shape"]
     return tuple(
-        (reader.outputs[0].name, reader.attrs.get("start", 0), reader.attrs.get("end"))
-        for reader in readers
-        if reader.op == "Shape"
+        (node.outputs[0].name, node.attrs.get("start", 0), node.attrs.get("end"), rank)
+        for node, rank in found
     )
 
 
-def _empty_rows(masks: tuple[Mask, ...], guarded: bool) -> tuple[str, ...]:
-    """What changes in rows that the masks leave without any key: the operator gives zeros."""
-    if any(mask.forbids and mask.fill > float("-inf") for mask in masks):
-        return ("empty_rows: original mean(V) -> 0",)
-    if any(mask.forbids for mask in masks) and not guarded:
-        return ("empty_rows: original NaN -> 0",)
-    return ()
-
-
-def _fitted(mask: Mask, rank: int) -> Mask:
-    """A mask aligned with scores of four dimensions, as broadcasting aligned it with `rank`."""
-    missing = 4 - rank
-    if not missing or len(mask.sizes) != rank:
-        return mask
-    operand = mask.operand.then(Unsqueeze(tuple(range(missing))))
-    return replace(mask, operand=operand, sizes=(1,) * missing + mask.sizes)
-
-
-def _float_type(tensor: Tensor) -> int:
-    known = element_type(tensor)
-    node = producer(tensor)
-    while known is None and node is not None and node.inputs:
-        known = element_type(node.inputs[0])
-        node = producer(node.inputs[0])
-    return known or FLOATS[0]
+def _notes(reading: Reading, masks: tuple[Mask, ...]) -> tuple[str, ...]:
+    """What the operator does otherwise than the graph, for the report."""
+    guarded = reading.values.guarded or bool(reading.values.zeroed)
+    notes = list(dict.fromkeys(reading.scores.notes))
+    product = reading.scores.product
+    half = product is not None and _float_type(product.query.tensor) != FLOATS[0]
+    if reading.scores.unquantized or reading.values.unquantized:
+        notes.append("quantization: scores and probabilities are not rounded any more")
+    added = [mask for mask in masks if mask.kind == "add"]
+    narrowed = any(mask.element_type == FLOATS[0] for mask in added) and half
+    if narrowed or any(mask.forbids and mask.fill > _NONE for mask in masks):
+        notes.append("empty_rows: original mean(V) -> 0")
+    elif any(mask.forbids for mask in masks) and not guarded:
+        notes.append("empty_rows: original NaN -> 0")
+    if added and (any(mask.fills for mask in masks) or "clamp" in " ".join(notes)):
+        notes.append("empty_rows: original mean(V) -> mean of the keys that are masked once")
+    return tuple(notes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sparsify.constants import constant, scalar
+from sparsify.constants import constant, dims, scalar
 from sparsify.view import Node, Tensor, consumers, element_type, producer
 
 
@@ -25,6 +25,46 @@ def passes_through(node: Node) -> bool:
         types = {element_type(node.inputs[0]), element_type(node.outputs[0])}
         return types <= {1, 10, 16, None}
     return node.op in ("Identity", "Dropout")
+
+
+def reshapes(node: Node) -> bool:
+    """Whether a node changes only the dimensions before the last two."""
+    if node.op not in ("Reshape", "Squeeze", "Unsqueeze"):
+        return False
+    before, after = dims(node.inputs[0]), dims(node.outputs[0])
+    if before is None or after is None or min(len(before), len(after)) < 2:
+        return False
+    pairs = zip(before[-2:], after[-2:], strict=True)
+    return not any(None not in pair and pair[0] != pair[1] for pair in pairs)
+
+
+def swaps_last(node: Node) -> bool:
+    """Whether a node transposes the last two dimensions and no other."""
+    perm = list(node.attrs.get("perm", ())) if node.op == "Transpose" else []
+    rank = len(perm)
+    return rank > 1 and perm == [*range(rank - 2), rank - 1, rank - 2]
+
+
+def last_axis(node: Node, axis: int | None) -> bool:
+    """Whether an axis is the last one of a node's first input."""
+    sizes = dims(node.inputs[0])
+    return axis == -1 or (sizes is not None and axis == len(sizes) - 1)
+
+
+def dequantized(node: Node) -> Node | None:
+    """The QuantizeLinear whose result a DequantizeLinear turns back, with the same parameters."""
+    quantize = producer(node.inputs[0], "QuantizeLinear") if node.op == "DequantizeLinear" else None
+    if quantize is None or len(quantize.inputs) != len(node.inputs):
+        return None
+    pairs = zip(quantize.inputs[1:], node.inputs[1:], strict=True)
+    return quantize if all(_equal(one, other) for one, other in pairs) else None
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one is other or one.name == other.name:
+        return True
+    a, b = constant(one), constant(other)
+    return a is not None and b is not None and np.array_equal(a, b)
 
 
 def value_readers(tensor: Tensor) -> list[Node]:

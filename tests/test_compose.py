@@ -1,0 +1,81 @@
+"""Random spellings in one graph: what is rewritten is equal, and all else has a refusal."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from composing import (
+    AFTER,
+    DECOYS,
+    FILLS,
+    MASKS,
+    PRODUCTS,
+    SCALES,
+    VALUES,
+    VIEWS,
+    Spelling,
+    feeds_of,
+    model_of,
+)
+from graphs import save
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from running import optimized
+
+from sparsify import runtime
+
+EXACT = 2e-5
+SIZES = ((2, 20, 24), (3, 9, 7))
+
+STEPS = st.tuples(st.sampled_from(MASKS * 2 + DECOYS), st.sampled_from(VIEWS))
+
+SPELLINGS = st.builds(
+    Spelling,
+    product=st.sampled_from(PRODUCTS),
+    scale=st.sampled_from(SCALES),
+    steps=st.lists(STEPS, max_size=3).map(tuple),
+    fill=st.sampled_from(FILLS),
+    after=st.sampled_from(("none",) * 6 + AFTER),
+    values=st.sampled_from(("matmul", *VALUES)),
+    sinks=st.sampled_from((False, False, False, True)),
+)
+
+
+@settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    spellings=st.lists(SPELLINGS, min_size=1, max_size=3),
+    opset=st.sampled_from([13, 17, 21]),
+)
+def test_whatever_is_rewritten_is_equal(
+    spellings: list[Spelling], opset: int, tmp_path: Path
+) -> None:
+    path, output = save(model_of(spellings, opset), tmp_path), tmp_path / "out.onnx"
+    output.unlink(missing_ok=True)
+    report = optimized(path, output)
+    assert report.replaced == report.found
+    assert report.found + len(report.refusals) == len(spellings)
+    assert all(len(r.reason) > 10 and r.nodes for r in report.refusals)
+    if report.output is None:
+        return
+    left = [n.op_type for n in onnx.load(output).graph.node].count("Softmax")
+    assert left == len(report.refusals)
+    agree(path, output)
+
+
+def agree(path: Path, output: Path) -> None:
+    """Both files compute the same from the same inputs, without the library and with it."""
+    original = runtime.session(path, library=False, threads=1)
+    replaced = [runtime.session(output, library=library, threads=1) for library in (False, True)]
+    for sizes in SIZES:
+        feeds = feeds_of(*sizes)
+        wanted = runtime.run(original, feeds)
+        for session in replaced:
+            for name, got in runtime.run(session, feeds).items():
+                assert got.shape == wanted[name].shape
+                error = np.abs(got.astype(np.float64) - wanted[name]).max()
+                assert error <= EXACT * np.abs(wanted[name]).max(), name
