@@ -20,6 +20,9 @@ Dims = tuple[int | None, ...]
 
 _DEPTH = 32
 
+_NEAR = 8
+"""How far a shape is followed through operators of several inputs."""
+
 
 def constant(tensor: Tensor, depth: int = _DEPTH) -> Array | None:
     """The value of a small tensor with NaN where the graph leaves it open; None if unknown."""
@@ -56,7 +59,9 @@ def dims(tensor: Tensor, depth: int = _DEPTH) -> Dims | None:
     if node is not None and depth > 0 and node.op in _SHAPES:
         known = _SHAPES[node.op](node, depth - 1)
     if tensor.shape is None:
-        return known
+        # many inputs are followed only where nothing is known: their number would multiply
+        joined = _JOINED.get(node.op) if node is not None and depth > 0 else None
+        return joined(node, min(depth - 1, _NEAR)) if joined is not None else known
     declared = [size if isinstance(size, int) and size >= 0 else None for size in tensor.shape]
     if known is None or len(known) != len(declared):
         return tuple(declared)
@@ -223,7 +228,39 @@ def _slice_dims(node: Node, depth: int) -> Dims | None:
     return tuple(None if axis in cut else size for axis, size in enumerate(source))
 
 
+def _broadcast_dims(node: Node, depth: int) -> Dims | None:
+    shapes = [dims(tensor, depth) for tensor in node.inputs if tensor.name]
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) != len(shapes):
+        return None
+    rank = max(map(len, known))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in known]
+    return tuple(_stretched(sizes) for sizes in zip(*padded, strict=True))
+
+
+def _stretched(sizes: tuple[int | None, ...]) -> int | None:
+    """The size that several stretch to: an open one may be 1, or any other."""
+    large = [size for size in sizes if size is not None and size != 1]
+    return large[0] if large else None if None in sizes else 1
+
+
+def _product_dims(node: Node, depth: int) -> Dims | None:
+    shapes = [dims(tensor, depth) for tensor in node.inputs[:2]]
+    if shapes[0] is None or shapes[1] is None or min(map(len, shapes)) < 2:  # type: ignore[arg-type]
+        return None
+    rank = max(len(shapes[0]), len(shapes[1]))
+    leads = [(1,) * (rank - len(shape)) + shape[:-2] for shape in shapes if shape is not None]
+    lead = tuple(_stretched(sizes) for sizes in zip(*leads, strict=True))
+    return (*lead, shapes[0][-2], shapes[1][-1])
+
+
+_JOINED: dict[str, Callable[[Node, int], Dims | None]] = {
+    **dict.fromkeys(("Add", "Div", "Max", "Min", "Mul", "Sub", "Where"), _broadcast_dims),
+    "MatMul": _product_dims,
+}
+
 _SHAPES: dict[str, Callable[[Node, int], Dims | None]] = {
+    **dict.fromkeys(("Clip", "Dropout", "IsNaN", "Neg", "Tanh"), _same_dims),
     "Cast": _same_dims,
     "Identity": _same_dims,
     "Reshape": _reshape_dims,

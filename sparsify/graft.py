@@ -7,8 +7,6 @@ from onnx import ModelProto, NodeProto
 from sparsify.places import places
 from sparsify.sweep import census, sweep
 from sparsify.uses import AnyGraph
-from sparsify.uses import bodies as bodies
-from sparsify.uses import inputs_of as inputs_of
 
 Replacements = Mapping[str, Sequence[NodeProto]]
 """New nodes, by the name of a tensor whose node they replace."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparsify.emit import RESIDUALS, Choice, is_dynamic
 from sparsify.errors import SparsifyError
+from sparsify.explain import positions
 from sparsify.grids import grid_of
 from sparsify.model import Model
 from sparsify.pattern import Grid, Pattern
@@ -174,8 +175,13 @@ def _requested(
     )
 
 
+_ALL = "every score is computed"
+
+
 def _why(site: Site) -> str:
-    return "; ".join(("every score is computed", *site.notes))
+    allowed = positions(site)
+    what = f"every score that is allowed is computed ({allowed})" if allowed else _ALL
+    return "; ".join((what, *site.notes))
 
 
 def _kept(site: Site, reason: str) -> Decision:

@@ -20,13 +20,13 @@ from sparsify.builder import Builder
 from sparsify.constants import Dims
 from sparsify.emit import Choice, Emitter, uses_of
 from sparsify.errors import SparsifyError
-from sparsify.graft import bodies, inputs_of
 from sparsify.model import Model, inlined, overridable_names
 from sparsify.places import Place
 from sparsify.plugins import Operator
 from sparsify.site import Given, Site
 from sparsify.substitute import HALVES, fitting, in_float, written_out
 from sparsify.trial import boundary, contradiction, feeds, trial_sizes
+from sparsify.uses import bodies, inputs_of
 
 TOLERANCE: dict[int, float] = {
     TensorProto.FLOAT: 1e-4,

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import onnx
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, helper
 
-from sparsify.graft import bodies
 from sparsify.model import opset_of
+from sparsify.uses import bodies
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -70,12 +70,14 @@ def fitting(feeds: Arrays, model: ModelProto) -> dict[str, npt.NDArray[Any]]:
 
 
 def _definition(node: NodeProto, opset: int, feeds: Arrays) -> FunctionProto | None:
-    schema = onnx.defs.get_schema(node.op_type, opset, "")
-    types = [_type_of(feeds.get(name)) for name in node.input]
-    if not schema.has_context_dependent_function:
+    try:
+        schema: Any = onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:  # this onnx is older than the operator
         return None
-    body = schema.get_context_dependent_function(node.SerializeToString(), types)
-    return FunctionProto.FromString(body)
+    types = [_type_of(feeds.get(name)) for name in node.input]
+    body = FunctionProto()
+    body.ParseFromString(schema.get_context_dependent_function(node.SerializeToString(), types))
+    return body
 
 
 def _without_gaps(node: NodeProto, body: FunctionProto) -> None:

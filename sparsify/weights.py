@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 from sparsify.errors import SparsifyError
-from sparsify.graft import bodies
 from sparsify.model import Model, byte_size
+from sparsify.uses import bodies
 
 
 def external_tensors(proto: ModelProto) -> Iterator[TensorProto]:

@@ -281,7 +281,9 @@ def test_inspect(model: Path, decoy: Path) -> None:
     assert "1 attention site found" in ok("inspect", model)
     data = json.loads(ok("inspect", model, "--json"))
     assert list(data) == ["model", "sites", "refusals"]
-    assert data["sites"] == [
+    (site,) = data["sites"]
+    assert 0 <= site.pop("proof") < 1e-5
+    assert [site] == [
         {
             "name": "softmax",
             "scope": "",
@@ -291,12 +293,27 @@ def test_inspect(model: Path, decoy: Path) -> None:
             "head_dim": 16,
             "scale": 0.25,
             "causal": False,
+            "left_window": -1,
+            "right_window": -1,
+            "bottom_right": False,
+            "softcap": 0.0,
+            "sinks": False,
             "mask": None,
+            "notes": [],
             "nodes": ["make_raw", "make_scaled", "softmax", "make_y"],
         }
     ]
     refusals = json.loads(ok("inspect", decoy, "--json"))["refusals"]
     assert {r["code"] for r in refusals} == {"softmax_axis", "not_attention"}
+
+
+def test_explain(model: Path) -> None:
+    text = ok("inspect", model, "--explain", "softmax")
+    assert "softmax(0.25 * Q K^T) V" in text
+    assert "largest error" in text
+    for node in ("make_raw", "make_scaled", "make_y"):
+        assert node in text
+    assert "did you mean 'softmax'?" in error("inspect", model, "--explain", "softmx")
 
 
 def test_plan_and_apply(model: Path) -> None:
@@ -481,4 +498,5 @@ def test_json_on_standard_output_is_only_json(tmp_path: Path) -> None:
     model = bfloat16_model()
     done = process("inspect", save(model, tmp_path), "--json")
     assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["refusals"]) == 1
+    found = json.loads(done.stdout)
+    assert len(found["refusals"]) + len(found["sites"]) == 1

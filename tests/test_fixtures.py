@@ -22,11 +22,8 @@ BROKEN = "generated/tf2onnx_bert_3d_attention_float_mask.onnx"
 
 LEFT = {
     "attention_distilbert": ["scores_unknown"],  # its mask fills with 0.0, which masks nothing
-    "bart_self_attention_megatron_basic_test": ["scores_unknown"],
     "conformer_self_mha": ["softmax_axis"],
-    "gpt2_megatron": ["scores_unknown"],
     "self_attention_megatron_basic_test": ["scores_unknown"],
-    "tf2onnx_bert_3d_attention": ["not_attention"],
 }
 """Fixtures of opset 12 and newer whose one attention is not taken, with the refusal's code."""
 

@@ -70,7 +70,7 @@ class Masks(Writer):
 
     def padding(self) -> str:
         """The padding mask, an input, as booleans `[b, 1, 1, t]`."""
-        return self.op("Unsqueeze", self.op("Cast", "padding", to=BOOL), self.ints(1, 2))
+        return self.op("Unsqueeze", self.op("Cast", "attention_mask", to=BOOL), self.ints(1, 2))
 
 
 Spelling = Callable[[Masks], tuple[str, str]]
@@ -115,8 +115,8 @@ def _model(spell: Spelling, past: bool = False, static: int | None = None) -> Mo
     else:
         inputs += [("k", FLOAT, shape)]
     read = {name for node in w.nodes for name in node.input}
-    if "padding" in read:
-        inputs.append(("padding", INT64, ["b", keys]))
+    if "attention_mask" in read:
+        inputs.append(("attention_mask", INT64, ["b", keys]))
     if "position_ids" in read:
         inputs.append(("position_ids", INT64, ["b", s]))
     return build(w.nodes, inputs, [("y", FLOAT, ["b", HEADS, s, DIM])], w.stored, 17)
@@ -129,7 +129,7 @@ def _feeds(model: ModelProto, length: int, past: int) -> dict[str, Array]:
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
         shape = [sizes[dim.dim_param] if dim.dim_param else dim.dim_value for dim in dims]
-        if value.name == "padding":
+        if value.name == "attention_mask":
             feeds[value.name] = (rng.random(shape) < 0.7).astype(np.int64)
             feeds[value.name][:, 0] = 1
         elif value.name == "position_ids":
@@ -146,11 +146,12 @@ def _truth(feeds: dict[str, Array], allowed: Allowed) -> Array:
     queries, keys = scores.shape[2:]
     i, j = np.arange(queries)[:, None], np.arange(keys)[None, :]
     kept = np.broadcast_to(np.asarray(allowed(i, j, queries, keys)), scores.shape)
-    if "padding" in feeds:
-        kept = kept & (feeds["padding"][:, None, None, :] != 0)
+    if "attention_mask" in feeds:
+        kept = kept & (feeds["attention_mask"][:, None, None, :] != 0)
     scores = np.where(kept, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True) @ v)
+    with np.errstate(invalid="ignore"):  # a row without keys is NaN
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return np.asarray(weights / weights.sum(axis=-1, keepdims=True) @ v)
 
 
 def _attributes(site: Site) -> tuple[bool, int, int, bool, int]:
@@ -338,7 +339,7 @@ def _with_padding_lowest(w: Masks) -> tuple[str, str]:
 
 
 def _padding_by_arithmetic(w: Masks) -> tuple[str, str]:
-    wide = w.op("Unsqueeze", w.op("Cast", "padding", to=FLOAT), w.ints(1, 2))
+    wide = w.op("Unsqueeze", w.op("Cast", "attention_mask", to=FLOAT), w.ints(1, 2))
     one, low = w.number(1, np.float32), w.number(-1e4, np.float32)
     padding = w.op("Mul", w.op("Sub", one, wide), low)
     return "add", w.op("Add", padding, w.filled(w.causal()))
@@ -401,6 +402,13 @@ def _buffer_of_windows(w: Masks) -> tuple[str, str]:
     return "keep", w.op("Slice", buffer, w.ints(0, 0), ends, w.ints(2, 3))
 
 
+def _ids_equal_one(w: Masks) -> tuple[str, str]:
+    """Ids may be more than 0 and 1: only 1 is kept, not all that is not 0."""
+    ids = w.op("Unsqueeze", "position_ids", w.ints(1, 2))
+    first = w.op("Equal", w.keys(), w.number(0))
+    return "keep", w.op("And", w.causal(), w.op("Or", w.op("Equal", ids, w.number(1)), first))
+
+
 def _alibi(w: Masks) -> tuple[str, str]:
     distance = w.op("Cast", w.op("Sub", w.keys(), w.queries()), to=FLOAT)
     return "add", w.op("Mul", distance, w.number(0.5, np.float32))
@@ -427,6 +435,62 @@ def test_a_hole_far_down_is_seen(tmp_path: Path) -> None:
     site = only_site(_model(_band_with_a_hole), tmp_path)
     assert site.causal
     assert len(site.masks) == 1
+
+
+def test_a_window_that_is_computed_is_seen(tmp_path: Path) -> None:
+    def spell(w: Masks) -> tuple[str, str]:
+        size = w.op("Mul", w.number(16), w.number(20))
+        near = w.op("Greater", w.keys(), w.op("Sub", w.queries(), size))
+        return "keep", w.op("And", w.causal(), near)
+
+    assert _attributes(only_site(_model(spell), tmp_path)) == (True, 319, -1, False, 0)
+
+
+def test_ids_are_no_mask(tmp_path: Path) -> None:
+    site = only_site(_model(_ids_equal_one), tmp_path)
+    assert site.causal
+    output = rewritten(_model(_ids_equal_one), tmp_path)
+    feeds = _feeds(_model(_ids_equal_one), 9, 0)
+    wanted = _truth(feeds, lambda i, j, queries, keys: (j <= i) & (j <= 1))
+    for got in both_ways(output, feeds):
+        close(got["y"], wanted, 1e-5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_combinations_of_terms_agree_with_their_truth(seed: int, tmp_path: Path) -> None:
+    """Random terms joined in random spellings: the site says what numpy says."""
+    rng = np.random.default_rng(seed)
+    left, right = int(rng.integers(1, 90)), int(rng.integers(1, 9))
+    past = bool(rng.random() < 0.5)
+
+    def spell(w: Masks) -> tuple[str, str]:
+        ahead = w.op("Add", w.queries(past), w.number(right))
+        terms = [w.window(left + 1, past), w.op("Not", w.op("Greater", w.keys(), ahead))]
+        terms += [w.causal(past)] if seed % 2 else []
+        terms += [w.padding()] if seed % 3 == 0 else []
+        mask = terms[0]
+        for way, term in enumerate(terms[1:], seed):
+            way %= 3
+            if way == 0:
+                mask = w.op("And", term, mask)
+            elif way == 1:
+                product = w.op("Mul", w.op("Cast", mask, to=INT64), w.op("Cast", term, to=INT64))
+                mask = w.op("Cast", product, to=BOOL)
+            else:
+                mask = w.op("Not", w.op("Or", w.op("Not", mask), w.op("Not", term)))
+        return ("add", w.filled(mask)) if seed % 2 else ("drop", w.op("Not", mask))
+
+    site = only_site(_model(spell, past), tmp_path)
+    high = 0 if seed % 2 else right
+    wanted = (high == 0, left, high if high else -1, past, int(seed % 3 == 0))
+    assert _attributes(site) == wanted
+    model = _model(spell, past)
+    output = rewritten(model, tmp_path)
+    for length, cached in ((5, 0), (1, 9), (33, 70)):
+        feeds = _feeds(model, length, cached if past else 0)
+        wanted_output = np.nan_to_num(_truth(feeds, _near(left, high)))  # rows without keys: 0
+        for got in both_ways(output, feeds):
+            close(got["y"], wanted_output, 1e-5)
 
 
 def test_one_fixed_length_is_all_there_is(tmp_path: Path) -> None:

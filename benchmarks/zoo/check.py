@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from benchmarks.zoo.architectures import SIZES, Sizes
@@ -12,8 +13,12 @@ from benchmarks.zoo.variants import Variant
 from sparsify import SparsifyError, api
 from sparsify.verification import compare, noise_floor, outputs_of
 
-TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "int8": 1e-4, "qdq": 1e-4}
-"""Relative L2 error of the worst output, beyond which the original must vary by half as much."""
+TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "int8": 2e-2, "qdq": 5e-2}
+"""Relative L2 error of the worst output, beyond which the original must vary by half as much.
+
+Where activations are rounded to eight bits, a last digit can decide a whole step; and QDQ files
+round the scores and the probabilities as well, the operator does not.
+"""
 
 
 def check(variant: Variant, path: Path) -> Result:
@@ -37,19 +42,28 @@ def check(variant: Variant, path: Path) -> Result:
 def _checked(
     variant: Variant, path: Path, trials: list[Arrays], wanted: list[Arrays], fixed: Sizes
 ) -> Result:
+    padding = [_padding(trial) for trial in trials] if variant.row.domain == "decoder" else []
     errors: list[float] = []
+    others: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "out.onnx"
         report = api.optimize(path, output, trial=api.Trial(enabled=False))
         for library in (False, True) if report.output else ():
             got = outputs_of(output, trials, library=library)
-            errors.append(max(error.rel_l2 for error in compare(wanted, got)))
-    worst, tolerance = max(errors, default=0.0), TOLERANCES[variant.numbers]
-    floor = noise_floor(path, trials) if worst > tolerance else 0.0
+            errors.append(_worst(wanted, got))
+            others.append(_worst(_emptied(wanted, padding), _emptied(got, padding)))
+    tolerance, floor = TOLERANCES[variant.numbers], 0.0
     status = "ok" if report.replaced >= variant.promised else "missed"
+    if max(errors, default=0.0) > tolerance:
+        floor = noise_floor(path, trials)
+        tolerance = max(tolerance, 2 * floor)
+        if max(others) > tolerance:
+            status = "wrong"
+        elif max(errors) > tolerance and status == "ok":
+            status = "empty rows"
     return Result(
         variant.name,
-        "wrong" if worst > max(tolerance, 2 * floor) else status,
+        status,
         variant.promised,
         found=report.found,
         replaced=report.replaced,
@@ -77,3 +91,32 @@ def _trials(variant: Variant, model: onnx.ModelProto, fixed: Sizes) -> list[Arra
     kept = {value.name for value in model.graph.input}
     both = [feeds(variant, {**sizes, **fixed}, left=sizes is SIZES[1]) for sizes in SIZES]
     return [{name: array for name, array in each.items() if name in kept} for each in both]
+
+
+def _worst(wanted: list[Arrays], got: list[Arrays]) -> float:
+    return max(error.rel_l2 for error in compare(wanted, got))
+
+
+def _padding(trial: Arrays) -> tuple[int, int]:
+    """How many keys the last sequence begins with that are padding, and how many it has."""
+    mask = next(array for name, array in trial.items() if name == "attention_mask")[-1]
+    return int(mask.argmax()), len(mask)
+
+
+def _emptied(outputs: list[Arrays], padding: list[tuple[int, int]]) -> list[Arrays]:
+    """The outputs with zeros where a causal query is padding before the first key.
+
+    Along an axis with a place for each key, those are the first; along one with a place for each
+    query, which are the last of the keys, those that are left.
+    """
+    result: list[Arrays] = []
+    for arrays, (empty, keys) in zip(outputs, padding, strict=True) if padding else ():
+        queries = next(iter(arrays.values())).shape[1]
+        changed = {name: array.copy() for name, array in arrays.items()}
+        for array in changed.values():
+            for axis, size in enumerate(array.shape[1:]):
+                if size in (keys, queries):
+                    places = np.moveaxis(array[-1], axis, 0)
+                    places[: max(0, empty - (keys - size))] = 0
+        result.append(changed)
+    return result or outputs

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from sparsify import runtime
 from sparsify.errors import SparsifyError
-from sparsify.graft import bodies
 from sparsify.masks.lengths import Dims
 from sparsify.masks.source import Array, Source
+from sparsify.uses import bodies
 
 _ELEMENTS = 1 << 27
 """Elements of the largest tensor that is computed."""
@@ -58,6 +58,10 @@ class Shapes:
 
     types: Mapping[str, int]
     dims: Mapping[str, tuple[int, ...]]
+
+    def count(self, name: str) -> float:
+        """The number of elements of a tensor, infinite where it is not known."""
+        return math.prod(self.dims[name]) if name in self.dims else math.inf
 
     def with_(self, other: "Shapes") -> "Shapes":
         """What is known from either."""
@@ -132,9 +136,7 @@ class Evaluator:
         nodes = [node for node in nodes if node.output[0] not in settled]
         read = source.read(nodes) | names
         inputs = [
-            helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, dims[name])
-            for name, value in source.inputs.items()
-            if name in read
+            _sized(value, dims.get(name)) for name, value in source.inputs.items() if name in read
         ]
         stored = [_bare(source.stored[name]) for name in sorted(read & source.stored.keys())]
         stored += [numpy_helper.from_array(value, name) for name, value in settled.items()]
@@ -262,6 +264,13 @@ class Evaluator:
         fixed = [numpy_helper.from_array(value, name) for name, value in cut.fixed.items()]
         graph = helper.make_graph(cut.nodes, "masks", inputs, outputs, fixed)
         return _model(self.source, graph)
+
+
+def _sized(value: ValueInfoProto, dims: tuple[int, ...] | None) -> ValueInfoProto:
+    """An input with its dimensions; as it is where not even their number is known."""
+    if dims is None:
+        return value
+    return helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, dims)
 
 
 def _bare(tensor: TensorProto) -> TensorProto:

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import ValueInfoProto
@@ -31,31 +31,30 @@ Roles = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Lengths:
-    """One choice of sizes: new tokens, and tokens that a cache holds already."""
+    """One choice of sizes: new tokens, tokens that a cache holds, and tokens of another input."""
 
     batch: int
     length: int
     past: int = 0
+    other: int = 11
 
     def of(self, role: str) -> int:
         """The size of a dimension by its role."""
         if role == TOTAL:
             return self.length + self.past
-        if role == OTHER:
-            return self.length + 2 * self.past + 3
-        return {BATCH: self.batch, LENGTH: self.length, PAST: self.past}[role]
+        return {BATCH: self.batch, LENGTH: self.length, PAST: self.past, OTHER: self.other}[role]
 
 
 BASE = (
-    Lengths(2, 7, 5),
-    Lengths(3, 33, 0),
-    Lengths(2, 1, 40),
-    Lengths(3, 130, 3),
-    Lengths(2, 12, 131),
+    Lengths(2, 7, 5, 20),
+    Lengths(3, 33, 0, 33),
+    Lengths(2, 1, 40, 9),
+    Lengths(3, 130, 3, 50),
+    Lengths(2, 12, 131, 277),
 )
-"""Lengths that every mask is evaluated at; without a cache the second numbers do not matter."""
+"""Lengths that every mask is evaluated at; numbers that no input has do not matter."""
 
-PROBE = Lengths(3, 7, 5)
+PROBE = Lengths(3, 7, 5, 20)
 
 
 def slots_of(inputs: Mapping[str, ValueInfoProto]) -> dict[str, list[str]]:
@@ -103,7 +102,7 @@ def assignments(slots: Mapping[str, list[str]]) -> Iterator[Roles]:
         yield dict.fromkeys(first, BATCH) | dict(zip(others, roles, strict=True))
 
 
-def most_general(found: list[Roles]) -> list[Roles]:
+def most_general(found: Sequence[Roles]) -> list[Roles]:
     """The choices that are no special case of another: equal sizes may differ in that one."""
     kept: list[Roles] = []
     for roles in found:
@@ -125,7 +124,9 @@ def _covers(general: Roles, special: Roles) -> bool:
 
 
 def _sum(vector: tuple[int, int, int], meanings: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    return tuple(sum(v * m[axis] for v, m in zip(vector, meanings, strict=True)) for axis in range(3))
+    return tuple(
+        sum(v * m[axis] for v, m in zip(vector, meanings, strict=True)) for axis in range(3)
+    )
 
 
 def dims_of(
@@ -134,13 +135,14 @@ def dims_of(
     roles: Roles,
     lengths: Lengths,
 ) -> Dims:
-    """The dimensions of every input under a choice of roles."""
+    """The dimensions under a choice of roles of every input whose rank is known."""
     return {
         name: tuple(
             lengths.of(roles.get(slot, LENGTH)) if slot else dim.dim_value
             for slot, dim in zip(slots[name], value.type.tensor_type.shape.dim, strict=True)
         )
         for name, value in inputs.items()
+        if value.type.tensor_type.HasField("shape")
     }
 
 
@@ -149,11 +151,13 @@ def further(numbers: Iterable[int], edges: Iterable[int]) -> list[Lengths]:
     found = set[Lengths]()
     for number in numbers:
         if number < _DOUBLED // 2:
-            found |= {Lengths(2, 2 * number + 3, 2), Lengths(3, 5, 2 * number + 3)}
+            far = 2 * number + 3
+            found |= {Lengths(2, far, 2), Lengths(3, 5, far, far), Lengths(2, far, 0, far)}
         elif number + 9 <= LARGEST:
-            found |= {Lengths(1, number + 9, 0), Lengths(1, 5, 2 * number + 3)}
+            far = number + 9
+            found |= {Lengths(1, far, 0, far), Lengths(1, 5, 2 * far, 2 * far)}
         elif number < _CERTAIN:
-            found |= {Lengths(1, 3, 2 * number + 3)}
+            found |= {Lengths(1, 3, 2 * number + 3, 2 * number + 3)}
     for edge in edges:
         if 9 < edge <= LARGEST:
             found |= {Lengths(1, edge, 0), Lengths(2, edge - 8, 8), Lengths(2, 1, edge - 1)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sparsify.layout import Step, Unsqueeze
-from sparsify.masks.evaluate import Cut, Evaluator, Shapes
+from sparsify.masks.evaluate import Evaluator, Shapes
 from sparsify.masks.forms import Band, Extent, agreed, band_of
 from sparsify.masks.lengths import (
     BASE,
@@ -205,10 +205,7 @@ class Reading:
         """Numbers in a term's graph that may be windows, and sizes of masks stored in it."""
         numbers, edges = set[int](), set[int]()
         for choice in roles if notes.positional else ():
-            cut = self.evaluator.cut(
-                [notes.term.tensor], self.shapes([notes.term.tensor], choice, PROBE)
-            )
-            for value in () if cut is None else self._stored_in(cut):
+            for value in self._small_values(notes.term.tensor, choice):
                 if value.size > _FEW:
                     edges.add(max(value.shape))
                 elif value.dtype.kind in "iuf":
@@ -217,14 +214,22 @@ class Reading:
         seen = max((max(e.queries, e.keys) for e, _ in notes.top), default=0)
         return {n for n in numbers if 2 * n + 3 > seen}, edges
 
-    def _stored_in(self, cut: Cut) -> Iterator[Array]:
-        """The constants in a cut that the file holds."""
-        yield from (value for name, value in cut.fixed.items() if name in self.source.stored)
+    def _small_values(self, name: str, roles: Roles) -> Iterator[Array]:
+        """What is stored in the file for a tensor, and the small tensors computed from it."""
+        shapes = self.shapes([name], roles, PROBE)
+        cut = self.evaluator.cut([name], shapes)
+        if cut is None:
+            return
+        yield from (value for made, value in cut.fixed.items() if made in self.source.stored)
         for node in cut.nodes:
             tensor = constant_of(node) if node.op_type == "Constant" else None
             value = None if tensor is None else self.source.array(tensor)
             if value is not None:
                 yield value
+        # a window may be a product: 8 blocks of 64
+        made = [made for node in cut.nodes for made in node.output if shapes.count(made) <= _FEW]
+        computed = self.evaluator.run(made, cut, shapes, {}) if made else None
+        yield from (computed or {}).values()
 
 
 def reading_of(source: Source) -> Reading:

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from onnx import FunctionProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from sparsify.graft import inputs_of
 from sparsify.model import SMALL, Model, byte_size, overridable_names, skeleton
 from sparsify.places import Place, place_named
+from sparsify.uses import inputs_of
 
 Array = npt.NDArray[Any]
 
@@ -133,7 +133,8 @@ def constant_of(node: NodeProto) -> TensorProto | None:
     """The tensor in a Constant node, whichever attribute holds it."""
     for attribute in node.attribute:
         if attribute.HasField("t"):
-            return attribute.t
+            tensor: TensorProto = attribute.t
+            return tensor
         if attribute.name in ("value_float", "value_int", "value_floats", "value_ints"):
             value = helper.get_attribute_value(attribute)
             kind = np.int64 if "int" in attribute.name else np.float32

@@ -76,18 +76,24 @@ class Splitter:
             return [term]
         return [leaf for part in parts for leaf in self.split(part, depth - 1)]
 
-    def zero_or_one(self, name: str, depth: int = 8) -> bool:
-        """Whether a tensor is a mask in numbers: made from booleans, or an input of integers."""
+    def zero_or_one(self, name: str, inputs: bool = True, depth: int = 8) -> bool:
+        """Whether a tensor is a mask in numbers: made from booleans, or an input of integers.
+
+        An input counts if `inputs` and its name say so: integers may be ids as well.
+        """
         kind, node = self.types(name), self.source.maker(name)
         if kind == TensorProto.BOOL:
             return True
         if node is None or depth == 0:
-            return kind is not None and kind not in _FLOATS and name in self.source.inputs
+            whole = kind is not None and kind not in _FLOATS and name in self.source.inputs
+            return inputs and whole and "mask" in name.lower()
         if node.op_type == "Sub" and self.source.number(node.input[0]) == 1:
-            return self.zero_or_one(node.input[1], depth - 1)
+            return self.zero_or_one(node.input[1], inputs, depth - 1)
         if node.op_type in _SAME_VALUES:
-            return self.zero_or_one(node.input[0], depth - 1)
-        return node.op_type == "Mul" and all(self.zero_or_one(i, depth - 1) for i in node.input)
+            return self.zero_or_one(node.input[0], inputs, depth - 1)
+        return node.op_type == "Mul" and all(
+            self.zero_or_one(source, inputs, depth - 1) for source in node.input
+        )
 
 
 Row = Callable[[Splitter, Term, NodeProto], list[Term] | None]
@@ -133,7 +139,7 @@ def _equal(splitter: Splitter, term: Term, node: NodeProto) -> list[Term] | None
         number = splitter.source.number(node.input[other])
         if number == 0:
             return [term.turned(node.input[one])]
-        if number == 1 and splitter.zero_or_one(node.input[one]):
+        if number == 1 and splitter.zero_or_one(node.input[one], inputs=False):
             return [term.of(node.input[one])]
     return None
 
@@ -146,7 +152,7 @@ def _one_minus(splitter: Splitter, term: Term, node: NodeProto) -> list[Term] | 
 
 
 def _product(splitter: Splitter, term: Term, node: NodeProto) -> list[Term] | None:
-    if term.kind == "keep" and all(map(splitter.zero_or_one, node.input)):
+    if term.kind == "keep" and all(splitter.zero_or_one(source) for source in node.input):
         return [term.of(name) for name in node.input]
     return None
 
@@ -154,7 +160,7 @@ def _product(splitter: Splitter, term: Term, node: NodeProto) -> list[Term] | No
 def _unsqueezed(splitter: Splitter, term: Term, node: NodeProto) -> list[Term] | None:
     """The terms of a tensor that gets dimensions of size 1, each aligned with it first."""
     inner, outer = splitter.sizes(node.input[0]), splitter.sizes(node.output[0])
-    if inner is None or outer is None:
+    if inner is None or outer is None or term.lift:
         return None
     axes = _new_axes(splitter, node, len(outer))
     if axes is None or len(inner) + len(axes) != len(outer):
@@ -169,7 +175,7 @@ def _unsqueezed(splitter: Splitter, term: Term, node: NodeProto) -> list[Term] |
         rank = len(sizes) + sum(len(s.axes) for s in part.lift if isinstance(s, Unsqueeze))
         missing = tuple(range(len(inner) - rank))
         steps: tuple[Step, ...] = (Unsqueeze(missing),) if missing else ()
-        parts.append(replace(part, lift=(*part.lift, *steps, Unsqueeze(axes), *term.lift)))
+        parts.append(replace(part, lift=(*part.lift, *steps, Unsqueeze(axes))))
     return parts
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 
-
 from sparsify.layout import Unsqueeze
 from sparsify.masks.check import agrees
 from sparsify.masks.forms import Band, Extent
@@ -21,13 +20,15 @@ _NAN = f"{_EMPTY} original NaN -> 0"
 
 _NEVER = float("-inf")
 
+_OPEN = Band()
+
 
 @dataclass(frozen=True)
 class Part:
     """One mask of a site: the terms that became a band, and those that stay."""
 
     mask: Mask
-    band: Band = Band()
+    band: Band = _OPEN
     proved: tuple[Term, ...] = ()
     rest: tuple[Term, ...] = ()
     changed: bool = False
@@ -81,7 +82,7 @@ def _readable(mask: Mask) -> bool:
     """Whether a mask is aligned with the scores from the right, as its terms then are."""
     steps = mask.operand.steps
     leading = all(isinstance(s, Unsqueeze) and s.axes == tuple(range(len(s.axes))) for s in steps)
-    return mask.kind != "times" and leading
+    return not mask.multiplies and leading
 
 
 def _alignment(site: Site, terms: list[Term], known: dict[Term, Known]) -> bool:
@@ -110,7 +111,7 @@ def _part(
         return Part(mask)
     if any(_by_query(term, known[term]) for term in rest):
         return Part(mask)
-    found = reduce(Band.meet, (band for band in bands.values() if band is not None), Band())
+    found = reduce(Band.meet, (band for band in bands.values() if band is not None), _OPEN)
     full = any(_full(known[term].sizes or ()) for term in rest)
     smaller = not full and (bool(proved) or _full(mask.sizes))
     return Part(mask, found, proved, rest, smaller or not found.open)
@@ -169,9 +170,7 @@ def _empties(known: Known, band: Band, bottom_right: bool) -> bool:
     )
 
 
-def _masks(
-    part: Part, known: dict[Term, Known], forbidding: bool
-) -> Iterator[tuple[Mask, float]]:
+def _masks(part: Part, known: dict[Term, Known], forbidding: bool) -> Iterator[tuple[Mask, float]]:
     """The masks that stay of a part, each with what the original makes of masked scores.
 
     Beside a band they forbid, even if the original adds a low finite number: the band is no sum.
@@ -208,5 +207,3 @@ def _empty_rows(
     if any(fill > _NEVER for fill in fills) or (finite and fills):
         return (_MEAN,)
     return (_NAN,) if (fills or emptied) and not site.guarded else ()
-
-

@@ -131,8 +131,9 @@ def _past_length(node: Node) -> int | None:
 def _projected(node: Node, before: Prologue, widths: tuple[int, ...], kind: int) -> list[str]:
     """Q, K and V as `[batch, length, width]`."""
     builder, whole = before.builder, sum(widths)
-    hidden = (sizes_of(node.inputs[_WEIGHTS]) or (None,))[0] or (sizes_of(node.inputs[_INPUT]) or (None,))[-1]
-    rows: int | str = hidden if hidden is not None else "q_heads*head_dim"
+    outer = (sizes_of(node.inputs[index]) for index in (_WEIGHTS, _INPUT))
+    known = [sizes[0 if i == 0 else -1] for i, sizes in enumerate(outer) if sizes]
+    rows: int | str = next((size for size in known if size is not None), "q_heads*head_dim")
     x = before.read(node.inputs[_INPUT], ("batch", "q_length", rows), kind=kind)
     weights = before.read(node.inputs[_WEIGHTS], (rows, whole), "weight", kind)
     projected = builder.op("MatMul", x, weights)

@@ -28,8 +28,9 @@ class Cache:
         place = builder.arange(self.result)
         held = builder.unsqueeze(self.held, (1,))
         shifted = builder.op("Add", builder.op("Sub", place, held), self.room)
-        last = builder.op("Add", self.room, self.new)  # the row of zeros: nothing was written there
-        row = builder.op("Where", builder.op("Less", place, held), place, self._least(shifted, last))
+        last = builder.op("Add", self.room, self.new)  # the row of zeros
+        behind = self._least(shifted, last)
+        row = builder.op("Where", builder.op("Less", place, held), place, behind)
         return builder.op("Add", builder.unsqueeze(row, (1,)), self._starts(batch_heads, last))
 
     def _starts(self, batch_heads: tuple[str, str], last: str) -> str:

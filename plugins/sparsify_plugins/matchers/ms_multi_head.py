@@ -168,7 +168,6 @@ class _Reader:
 
     def operand(self, index: int) -> Operand:
         """One operand with its part of the bias, its heads still to be divided."""
-        tensor = self.node.inputs[index]
         if self._divided(index):
             return Operand(self.read(index))
         return Operand(self.biased(index, self.read(index)), split_heads(self.heads))
@@ -181,12 +180,12 @@ class _Reader:
         length: int | str = "q_length"
         if index != _Q and not self.node.attrs.get("unidirectional", 0):
             past = optional(self.node, _PAST_KEY)
-            names = cache_names(self.past_length(), self.sizes(index)[2])
-            length = "k_length" if past is None else names[1]
-        whole = ("batch", length, f"q_heads*{dim}")
-        split = ("batch", "kv_heads", length, dim)
+            _, new = cache_names(self.past_length(), self.sizes(index)[2])
+            length = "k_length" if past is None else new
+        names: tuple[int | str, ...] = ("batch", length, f"q_heads*{dim}")
+        if self._divided(index):
+            names = ("batch", "kv_heads", length, dim)
         tensor = self.node.inputs[index]
-        names = split if self._divided(index) else whole
         return self.before.read(tensor, names, kind=float_type(self.node))
 
     def biased(self, index: int, name: str) -> str:

@@ -19,10 +19,10 @@ class UnsupportedMatcher:
     def match(self, scope: Scope) -> Iterator[Refusal]:
         """One refusal for each such node."""
         for node in scope.nodes():
-            if node.domain == "com.microsoft" and node.op.endswith("Attention"):
-                if node.op not in _TAKEN:
-                    reason = f"the operator {node.op} of ONNX Runtime is not supported"
-                    yield Refusal("fused_unsupported", reason, scope.name, (label(node),))
+            fused = node.domain == "com.microsoft" and node.op.endswith("Attention")
+            if fused and node.op not in _TAKEN:
+                reason = f"the operator {node.op} of ONNX Runtime is not supported"
+                yield Refusal("fused_unsupported", reason, scope.name, (label(node),))
 
 
 MATCHER = UnsupportedMatcher()
