@@ -266,7 +266,8 @@ def _verdict(site: Site, trial: ModelProto) -> Verdict:
         trial = in_float(trial)
         found = _tried(site, trial)
     if isinstance(found, SparsifyError):
-        found = _defined(site, trial) or found
+        defined = _defined(site, trial)
+        found = found if defined is None else defined  # an error of 0.0 is a verdict too
     return reason if isinstance(found, SparsifyError) else found
 
 

@@ -19,6 +19,9 @@ MASKS = (
     "subtract",
     "keep",
     "drop",
+    "causal",
+    "causal_bias",
+    "aligned_right",
     "multiply",
     "number",
     "factor",
@@ -244,6 +247,8 @@ class _Block:
         if what == "drop":
             drop = self._mask(w.op("Not", "keep"))
             return w.op("Where", drop, number(self.spelling.fill), scores)
+        if what in ("causal", "causal_bias", "aligned_right"):
+            return self._causal(scores, what)
         if what == "multiply":
             ones = self._mask("ones")
             away = w.op("Mul", w.op("Sub", number(1.0), ones), number(1e4))
@@ -264,6 +269,21 @@ class _Block:
         if what == "second_product":
             return w.op("Add", self._full(w.op("MatMul", "q2", "k2")), scores)
         return self._decoy(scores, what)
+
+    def _causal(self, scores: str, what: str) -> str:
+        """Queries see the keys up to their own place; "aligned_right": up to `t` places later."""
+        w, shared, fill = self.w, self.shared, self.shared.number(self.spelling.fill)
+        zero, one = w.store(0, np.int64), w.store(1, np.int64)
+        s, t = (w.op("Squeeze", size, shared.ints(0)) for size in (shared.s, shared.t))
+        rows, columns = (w.op("Range", zero, size, one) for size in (s, t))
+        if what == "aligned_right":
+            rows = w.op("Add", rows, t)
+            columns = w.op("Add", columns, s)
+        seen = w.op("LessOrEqual", columns, w.op("Unsqueeze", rows, shared.ints(1)))
+        seen = self._mask(w.op("Unsqueeze", seen, shared.ints(0, 1)))
+        if what == "causal_bias":
+            return w.op("Add", scores, w.op("Where", seen, shared.number(0.0), fill))
+        return w.op("Where", seen, scores, fill)
 
     def _decoy(self, scores: str, what: str) -> str:
         w = self.w

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from composing import (
     AFTER,
     DECOYS,
@@ -25,7 +26,7 @@ from running import optimized
 from sparsify import runtime
 
 EXACT = 2e-5
-SIZES = ((2, 20, 24), (3, 9, 7))
+SIZES = ((2, 20, 24), (3, 7, 9))
 
 STEPS = st.tuples(st.sampled_from(MASKS * 2 + DECOYS), st.sampled_from(VIEWS))
 
@@ -65,6 +66,43 @@ def test_whatever_is_rewritten_is_equal(
     left = [n.op_type for n in onnx.load(output).graph.node].count("Softmax")
     assert left == len(report.refusals)
     agree(path, output)
+
+
+KNOWN = {
+    "alibi": Spelling("folded", steps=(("add_heads", 4), ("keep", 4)), values="folded"),
+    "bart": Spelling("folded", "on_query", (("add", 4), ("idle", 3)), values="folded"),
+    "capped": Spelling(
+        "repeated", "on_query", (("softcap", 4), ("add", 4)), after="guard", values="einsum"
+    ),
+    "deberta": Spelling(
+        "folded", steps=(("second_product", 4), ("keep", 4)), after="zeroed", fill=-1e9
+    ),
+    "gpt-2": Spelling(steps=(("multiply", 4), ("add", 4))),
+    "grouped": Spelling("groups", "div_after", (("add", 5), ("drop", 5)), after="idle"),
+    "opt": Spelling("folded", "split", (("add", 4), ("far_clamp", 4)), values="folded"),
+    "optimised": Spelling("fused", "none", (("add", 4), ("add_heads", 4)), values="fused"),
+    "sinks": Spelling("repeated", steps=(("add", 4),), sinks=True),
+    "swin": Spelling("einsum_bshd", "none", (("factor", 4), ("add_heads", 4), ("largest", 4))),
+    "turned": Spelling("turned", steps=(("number", 4), ("subtract", 4)), values="transposed"),
+    "t5": Spelling("einsum", "none", (("add_heads", 4), ("add_keys", 4)), values="einsum_turned"),
+}
+"""Several spellings at once, as models have them."""
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_models_have_is_found(name: str, tmp_path: Path) -> None:
+    path, output = save(model_of([KNOWN[name]], 17), tmp_path), tmp_path / "out.onnx"
+    report = optimized(path, output)
+    assert report.refusals == ()
+    assert report.replaced == 1
+    agree(path, output)
+
+
+def test_all_of_them_in_one_graph(tmp_path: Path) -> None:
+    path = save(model_of(list(KNOWN.values()), 21), tmp_path)
+    report = optimized(path, tmp_path / "out.onnx")
+    assert (report.replaced, report.refusals) == (len(KNOWN), ())
+    agree(path, tmp_path / "out.onnx")
 
 
 def agree(path: Path, output: Path) -> None:

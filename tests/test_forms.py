@@ -21,11 +21,12 @@ from graphs import (
     node,
     products,
     rank,
+    save,
     softmax,
     tensor,
 )
 from onnx import ModelProto, NodeProto, TensorProto, helper
-from running import codes, only_site, rewritten
+from running import codes, found, only_site, optimized, rewritten
 
 from sparsify import runtime
 
@@ -86,6 +87,31 @@ def agrees(
 def with_contrib(model: ModelProto) -> ModelProto:
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     return model
+
+
+SQUARE: tuple[Value, ...] = tuple((name, FLOAT, ["b", 4, "s", 16]) for name in "qkv")
+
+
+def scaled_nodes() -> list[NodeProto]:
+    return [
+        node("Transpose", "k", "kt", perm=[0, 1, 3, 2]),
+        node("MatMul", "q kt", "raw"),
+        node("Mul", "raw c", "scaled"),
+    ]
+
+
+def tail(scores: str, axis: int = -1) -> list[NodeProto]:
+    return [
+        node("Softmax", scores, "p", name="softmax", axis=axis),
+        node("MatMul", "p v", "y"),
+    ]
+
+
+def right_or_refused(
+    model: ModelProto, truth: Truth, folder: Path, *, sizes: Sequence[tuple[int, int, int]]
+) -> None:
+    if found(model, folder).sites:
+        agrees(model, truth, folder, sizes=sizes)
 
 
 # Einsum --------------------------------------------------------------------------------------
@@ -351,6 +377,27 @@ MIDDLES = {
         lambda raw, x: 0.25 * raw * x["factor"],
         [("factor", FLOAT, ["b", 1, 1, 1])],
     ),
+    "logits scaled by a number given": Middle(
+        [SCALE, node("Mul", "scaled factor", "z")],
+        lambda raw, x: 0.25 * raw * x["factor"],
+        [("factor", FLOAT, [])],
+    ),
+    "logits divided by head": Middle(
+        [SCALE, node("Div", "scaled factor", "z")],
+        lambda raw, x: 0.25 * raw / x["factor"],
+        [("factor", FLOAT, [4, 1, 1])],
+    ),
+    "a number given added": Middle(
+        [SCALE, node("Add", "scaled moved", "z")],
+        lambda raw, x: 0.25 * raw + x["moved"],
+        [("moved", FLOAT, [])],
+    ),
+    "one condition for all": Middle(
+        [SCALE, node("Where", "whole scaled low", "z")],
+        lambda raw, x: np.where(x["whole"], 0.25 * raw, LOWEST),
+        [("whole", BOOL, [1])],
+        {"low": LOWEST},
+    ),
     "largest subtracted": Middle(
         [
             SCALE,
@@ -397,7 +444,10 @@ MIDDLES = {
 
 
 @pytest.mark.parametrize("name", MIDDLES)
-def test_what_stands_between(name: str, tmp_path: Path) -> None:
+def test_what_stands_between(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if name == "a number given added":
+        reason = "find_sites crashes on a mask of no dimensions (bugs.md X7)"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     middle = MIDDLES[name]
     agrees(middle.model(), middle.truth, tmp_path)
 
@@ -539,6 +589,9 @@ WINDOWED_MASKS: dict[str, Sequence[int | str]] = {
     "for each window": [1, 4, 1, 9, 9],
     "for each window, of rank 4": [4, 1, 9, 9],
     "for each window of each batch": ["b", 4, 1, 9, 9],
+    "for each batch": ["b", 1, 1, 9, 9],
+    "for each head": [1, 1, 3, 9, 9],
+    "for each head, of rank 3": [3, 1, 9],
 }
 
 
@@ -562,13 +615,36 @@ def windowed(shape: Sequence[int | str]) -> ModelProto:
 
 
 @pytest.mark.parametrize("name", WINDOWED_MASKS)
-def test_windows(name: str, tmp_path: Path) -> None:
+def test_windows(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if "each window" not in name:
+        reason = "masks of all windows alike are refused (bugs.md F13)"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+
     def truth(x: Feeds) -> Array:
         scores = 0.25 * products(x["q"], x["k"]) + x["relative"]
         scores = (scores.reshape(-1, 4, 3, 9, 9) + x["bias"]).reshape(-1, 3, 9, 9)
         return softmax(scores) @ x["v"]
 
     agrees(windowed(WINDOWED_MASKS[name]), truth, tmp_path)
+
+
+@pytest.mark.xfail(strict=True, reason="the mask is not repeated for each window (bugs.md X8)")
+def test_a_mask_of_the_outer_of_two_batches(tmp_path: Path) -> None:
+    nodes = [
+        *scaled_nodes(),
+        node("Reshape", "scaled five", "windows"),
+        node("Add", "windows bias", "masked"),
+        node("Reshape", "masked four", "z"),
+        *tail("z"),
+    ]
+    stored = [C, tensor("five", [2, -1, 4, 20, 24], I64), tensor("four", [-1, 4, 20, 24], I64)]
+    model = build(nodes, [*QKV, ("bias", FLOAT, [2, 1, 1, 1, "t"])], Y, stored)
+
+    def truth(x: Feeds) -> Array:
+        scores = (0.25 * products(x["q"], x["k"])).reshape(2, -1, 4, 20, 24) + x["bias"]
+        return softmax(scores.reshape(-1, 4, 20, 24)) @ x["v"]
+
+    right_or_refused(model, truth, tmp_path, sizes=[(2, 20, 24), (6, 20, 24)])
 
 
 GROUP_MASKS: dict[str, Sequence[int | str] | None] = {
@@ -773,6 +849,61 @@ def test_a_guard_with_a_mask(tmp_path: Path) -> None:
     agrees(model, zeroed_truth, tmp_path)
 
 
+# Shapes of scores ----------------------------------------------------------------------------
+
+
+def five_dimensions() -> list[NodeProto]:
+    nodes = [node("Reshape", f"{name} five", f"{name}5") for name in "qkv"]
+    nodes += [node("Transpose", "k5", "kt", perm=[0, 1, 2, 4, 3])]
+    nodes += [node("MatMul", "q5 kt", "raw"), node("Mul", "raw c", "z")]
+    nodes += [node("Softmax", "z", "p", axis=-1), node("MatMul", "p v5", "y5")]
+    return [*nodes, node("Reshape", "y5 four", "y"), node("Shape", "z", "size")]
+
+
+SHAPES = {
+    "turned": [
+        node("Transpose", "q", "qt", perm=[0, 1, 3, 2]),
+        node("MatMul", "k qt", "raw"),
+        node("Shape", "raw", "size"),
+        node("Transpose", "raw", "turned", perm=[0, 1, 3, 2]),
+        node("Mul", "turned c", "z"),
+        *tail("z"),
+    ],
+    "of two of them": [*scaled_nodes(), node("Shape", "raw", "size", start=2), *tail("scaled")],
+    "of probabilities": [*scaled_nodes(), *tail("scaled"), node("Shape", "p", "size", end=-1)],
+    "five dimensions": five_dimensions(),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_of_scores_stay(name: str, tmp_path: Path) -> None:
+    stored = [C, tensor("five", [-1, 1, 4, 20, 16], I64), tensor("four", [-1, 4, 20, 16], I64)]
+    inputs = SQUARE if name == "five dimensions" else QKV
+    length = 20 if name == "five dimensions" else 24
+    model = build(SHAPES[name], inputs, [*Y, ("size", INT, rank(1))], stored)
+    shapes_stay(model, (2, 20, length), tmp_path)
+
+
+def test_the_shape_of_scores_with_sinks_stays(tmp_path: Path) -> None:
+    model = sinks()
+    model.graph.node.append(node("Shape", "both", "sizes"))
+    model.graph.output.append(helper.make_tensor_value_info("sizes", INT, [4]))
+    shapes_stay(model, (2, 20, 24), tmp_path)
+
+
+def shapes_stay(model: ModelProto, sizes: tuple[int, int, int], folder: Path) -> None:
+    optimized(save(model, folder), folder / "out.onnx")
+    if not (folder / "out.onnx").exists():
+        return
+    feeds = drawn(model, *sizes)
+    wanted = runtime.run(runtime.session(folder / "m.onnx", library=False, threads=1), feeds)
+    for library in (False, True):
+        got = runtime.run(runtime.session(folder / "out.onnx", library=library, threads=1), feeds)
+        for name, values in wanted.items():
+            assert got[name].shape == values.shape
+            assert np.abs(got[name] - values).max() <= EXACT
+
+
 # Quantised, and of other types ---------------------------------------------------------------
 
 
@@ -870,21 +1001,6 @@ def test_real_casts(tmp_path: Path) -> None:
 # Decoys --------------------------------------------------------------------------------------
 
 
-def scaled_nodes() -> list[NodeProto]:
-    return [
-        node("Transpose", "k", "kt", perm=[0, 1, 3, 2]),
-        node("MatMul", "q kt", "raw"),
-        node("Mul", "raw c", "scaled"),
-    ]
-
-
-def tail(scores: str, axis: int = -1) -> list[NodeProto]:
-    return [
-        node("Softmax", scores, "p", name="softmax", axis=axis),
-        node("MatMul", "p v", "y"),
-    ]
-
-
 def mixing(source: str, result: str) -> list[NodeProto]:
     """Heads of scores or probabilities mixed by a product (talking heads)."""
     return [
@@ -894,9 +1010,7 @@ def mixing(source: str, result: str) -> list[NodeProto]:
     ]
 
 
-SQUARE: tuple[Value, ...] = tuple((name, FLOAT, ["b", 4, "s", 16]) for name in "qkv")
 KEY_FACTOR: Value = ("factor", FLOAT, ["b", 1, 1, "t"])
-SHORT: Value = ("short", INT, [1])
 
 DECOYS: dict[str, tuple[list[NodeProto], Sequence[Value], str]] = {
     "heads mixed before": ([*scaled_nodes(), *mixing("scaled", "z"), *tail("z")], QKV, "scores"),
@@ -1061,8 +1175,16 @@ def test_decoys_are_refused(name: str, tmp_path: Path) -> None:
     ints = {"two": [2], "first": [0], "end": [-1], "last": [3]}
     stored += [tensor(key, value, I64) for key, value in ints.items()]
     model = build(nodes, inputs, [("y", FLOAT, rank(4))], stored)
-    (found,) = codes(model, tmp_path)
-    assert found.startswith(code)
+    (refused,) = codes(model, tmp_path)
+    assert refused.startswith(code)
+
+
+@pytest.mark.xfail(strict=True, reason="nothing is looked for, nor refused (bugs.md F9)")
+def test_an_imported_domain_alone_is_no_sparse_model(tmp_path: Path) -> None:
+    """ONNX Runtime imports every domain it knows when it saves an optimised model."""
+    model = build([*scaled_nodes(), *tail("scaled")], QKV, Y, [C])
+    model.opset_import.append(helper.make_opsetid("ai.sparsify", 1))
+    assert only_site(model, tmp_path).scale == 0.25
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from running import both_ways, close, codes, found, optimized, rewritten, run
 
 from sparsify import SparsifyError, load
 from sparsify.feeds import stand_ins
+from sparsify.trial import Sizes
 from sparsify.verification import compare, outputs_of
 
 INT32, INT64 = TensorProto.INT32, TensorProto.INT64
@@ -407,3 +408,21 @@ def test_a_fixture_of_the_optimizer(name: str, tmp_path: Path) -> None:
     for library in (False, True):
         for error in compare(wanted, outputs_of(output, [feeds], library=library)):
             assert error.rel_l2 < 1e-3
+
+
+# How trials draw what a prologue reads ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [(7, 7), ("k_length", 24), ("q_heads*head_dim", 32), ("k_length-past_length", 19)],
+)
+def test_sizes_by_name(text: int | str, size: int) -> None:
+    assert Sizes(2, 4, 2, 20, 24, 8, 8).value(text) == size
+
+
+def test_the_error_of_the_proof_is_known(tmp_path: Path) -> None:
+    for name in ("plain", "past"):
+        (site,) = found(multi_head(name), tmp_path).sites
+        assert site.proof is not None
+        assert site.proof < 1e-5

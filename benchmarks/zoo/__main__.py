@@ -7,7 +7,7 @@ import click
 
 from benchmarks.zoo.attempt import attempt
 from benchmarks.zoo.report import document
-from benchmarks.zoo.results import OUT_OF_SCOPE, Log, totals
+from benchmarks.zoo.results import Log, totals
 from benchmarks.zoo.variants import variants
 
 
@@ -22,15 +22,17 @@ from benchmarks.zoo.variants import variants
 @click.option(
     "--only", multiple=True, metavar="GLOB", help="Variants with such names, as `llama_*_past_*`."
 )
-@click.option("--again", is_flag=True, help="Check again what did not come out well.")
+@click.option(
+    "--again", type=click.Choice(["bad", "all"]), help="Check again what is done, or went badly."
+)
 @click.option("--report", type=click.Path(path_type=Path), help="Markdown file to write.")
-def main(folder: Path, only: tuple[str, ...], again: bool, report: Path | None) -> None:
+def main(folder: Path, only: tuple[str, ...], again: str | None, report: Path | None) -> None:
     """Export tiny models in many ways, and see how much of their attention is replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     log = Log(folder)
     for variant in variants():
         known = log.results.get(variant.name)
-        redo = known is not None and again and known.status not in ("ok", *OUT_OF_SCOPE)
+        redo = again == "all" or (again == "bad" and known is not None and known.bad)
         wanted = not only or any(fnmatch(variant.name, glob) for glob in only)
         if wanted and (known is None or redo):
             log.add(attempt(variant, folder))

@@ -87,8 +87,8 @@ def _ids(name: str = "input_ids", length: str = "length") -> Input:
     return Input(name, "ids", ("batch", length))
 
 
-def _mask(length: str = "length", name: str = "attention_mask") -> Input:
-    return Input(name, "mask", ("batch", length))
+def _mask() -> Input:
+    return Input("attention_mask", "mask", ("batch", "length"))
 
 
 def _pixels(side: int | str = 32, channels: int = 3) -> Input:
@@ -752,7 +752,7 @@ DIFFUSION = (
             "caption_channels": 32,
             "use_additional_conditions": False,
         },
-        (NOISY, TIME, TEXT, _mask(name="encoder_attention_mask")),
+        (NOISY, TIME, TEXT),
         4,
         name="pixart",
     ),

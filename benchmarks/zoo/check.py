@@ -1,5 +1,6 @@
 """Checks one file: what is found in it, and whether it computes the same once rewritten."""
 
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -42,7 +43,6 @@ def check(variant: Variant, path: Path) -> Result:
 def _checked(
     variant: Variant, path: Path, trials: list[Arrays], wanted: list[Arrays], fixed: Sizes
 ) -> Result:
-    padding = [_padding(trial) for trial in trials] if variant.row.domain == "decoder" else []
     errors: list[float] = []
     others: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +51,7 @@ def _checked(
         for library in (False, True) if report.output else ():
             got = outputs_of(output, trials, library=library)
             errors.append(_worst(wanted, got))
-            others.append(_worst(_emptied(wanted, padding), _emptied(got, padding)))
+            others.append(_worst(_unpadded(wanted, trials), _unpadded(got, trials)))
     tolerance, floor = TOLERANCES[variant.numbers], 0.0
     status = "ok" if report.replaced >= variant.promised else "missed"
     if max(errors, default=0.0) > tolerance:
@@ -97,26 +97,17 @@ def _worst(wanted: list[Arrays], got: list[Arrays]) -> float:
     return max(error.rel_l2 for error in compare(wanted, got))
 
 
-def _padding(trial: Arrays) -> tuple[int, int]:
-    """How many keys the last sequence begins with that are padding, and how many it has."""
-    mask = next(array for name, array in trial.items() if name == "attention_mask")[-1]
-    return int(mask.argmax()), len(mask)
-
-
-def _emptied(outputs: list[Arrays], padding: list[tuple[int, int]]) -> list[Arrays]:
-    """The outputs with zeros where a causal query is padding before the first key.
-
-    Along an axis with a place for each key, those are the first; along one with a place for each
-    query, which are the last of the keys, those that are left.
-    """
-    result: list[Arrays] = []
-    for arrays, (empty, keys) in zip(outputs, padding, strict=True) if padding else ():
-        queries = next(iter(arrays.values())).shape[1]
+def _unpadded(outputs: list[Arrays], trials: list[Arrays]) -> list[Arrays]:
+    """The outputs with zeros where the last sequence is padding."""
+    result = []
+    for arrays, trial in zip(outputs, trials, strict=True):
         changed = {name: array.copy() for name, array in arrays.items()}
-        for array in changed.values():
+        masks = [trial[name] for name in ("attention_mask",) if name in trial]
+        tokens = [trial[name] for name in ("input_ids",) if name in trial]
+        lengths = {array.shape[1] for array in (*masks, *tokens)}
+        for array, mask in itertools.product(changed.values(), masks):
             for axis, size in enumerate(array.shape[1:]):
-                if size in (keys, queries):
-                    places = np.moveaxis(array[-1], axis, 0)
-                    places[: max(0, empty - (keys - size))] = 0
+                if size in lengths:  # the tokens, which are the last of the keys, or all keys
+                    np.moveaxis(array[-1], axis, 0)[mask[-1, -size:] == 0] = 0
         result.append(changed)
-    return result or outputs
+    return result

@@ -11,10 +11,10 @@ Tiny models with random weights, exported by torch from the code that people exp
 rewritten exactly. "Promised" are the attentions that the configuration names: layers x (self +
 cross). A file is complete when every promised attention is replaced and every output agrees with
 ONNX Runtime on the original, at two sets of sizes, with padding, without the native library and
-with it. The worst error, of the files that agree, is the relative L2 norm of an output's error. More
-than 1e-4 (float16: 1e-2; int8: 2e-2; QDQ, which rounds scores and probabilities to eight bits where
-the operator does not: 5e-2) is wrong, unless the original differs from itself by half as much at
-another optimisation level.
+with it. The worst error, of the files that agree, is the relative L2 norm of an output's error.
+More than 1e-4 (float16: 1e-2; int8: 2e-2; QDQ, which rounds scores and probabilities to eight bits
+where the operator does not: 5e-2) is wrong, unless the original differs from itself by half as much
+at another optimisation level.
 """
 
 

@@ -12,7 +12,7 @@ from benchmarks.zoo.variants import Variant
 
 STATUSES = {
     "ok": "every promised attention is replaced, and the outputs agree",
-    "empty rows": "the outputs agree but where a query is padding that no key is left to",
+    "empty rows": "the outputs agree but at padding, where the mask leaves queries without keys",
     "missed": "fewer are replaced than promised; the outputs agree",
     "wrong": "the outputs differ",
     "crashed": "sparsify fails, or is killed at its limits",
@@ -43,6 +43,11 @@ class Result:
     errors: Sequence[float] = ()
     floor: float = 0.0
     fixed: Sequence[str] = ()
+
+    @property
+    def bad(self) -> bool:
+        """Whether it says something about sparsify, and nothing good."""
+        return self.status not in ("ok", *OUT_OF_SCOPE)
 
     def line(self) -> str:
         """The result for the terminal."""

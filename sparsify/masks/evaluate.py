@@ -117,7 +117,10 @@ class Evaluator:
         settled: dict[str, Array] = {}
         shapes = _NOTHING
         for _ in range(_ROUNDS):
-            shapes = shapes.with_(self._once(names, nodes, settled, dims, strict))
+            found = self._once(names, nodes, settled, dims, strict)
+            if found is _NOTHING:
+                return _NOTHING if strict else shapes
+            shapes = shapes.with_(found)
             new = self._settled(nodes, shapes, settled)
             if not new:
                 break

@@ -1,12 +1,12 @@
 """What cannot be taken although it reads as an attention: shared tensors, stretched sizes."""
 
-from sparsify.constants import dims
+from sparsify.constants import axis_attribute, dims
 from sparsify.layout import is_one
 from sparsify.site import Mask
-from sparsify.view import Node, Scope, consumers, label
+from sparsify.view import Node, Scope, Tensor, consumers, label, producer
 from sparsify_plugins.matchers.operands import Source
 from sparsify_plugins.matchers.reading import Operands, Reading
-from sparsify_plugins.matchers.walk import Stop, value_readers
+from sparsify_plugins.matchers.walk import Stop, fill_number, last_axis, value_readers
 
 
 def obstacle(reading: Reading, operands: Operands, masks: tuple[Mask, ...]) -> Stop | None:
@@ -98,9 +98,22 @@ def _apart(one: int | str | None, other: int | str | None) -> bool:
 
 def _zeroed(reading: Reading, masks: tuple[Mask, ...]) -> Stop | None:
     """Probabilities set to zero must be those that a mask of the scores has made zero."""
-    known = {(mask.operand.tensor, mask.kind == "drop") for mask in masks if mask.kind != "add"}
-    for name, drops in reading.values.zeroed:
-        if (name, drops) not in known:
-            reason = f"probabilities are masked by {name} after the Softmax"
+    known = {(mask.operand.tensor, mask.kind == "drop") for mask in masks if mask.selects}
+    added = {mask.operand.tensor for mask in masks if mask.kind == "add"}
+    for tensor, drops in reading.values.zeroed:
+        empty = _empty_rows_of(tensor) if drops else None
+        if (tensor.name, drops) not in known and (empty is None or empty not in added):
+            reason = f"probabilities are masked by {tensor.name} after the Softmax"
             return Stop("probabilities_masked", reason, reading.softmax)
     return None
+
+
+def _empty_rows_of(condition: Tensor) -> str | None:
+    """The additive mask of which a condition tells the rows that are all minus infinity."""
+    equal = producer(condition, "Equal")
+    largest = None if equal is None else producer(equal.inputs[0], "ReduceMax")
+    if equal is None or largest is None or fill_number(equal.inputs[1]) != float("-inf"):
+        return None
+    axes, keeps = axis_attribute(largest, "axes", 1), largest.attrs.get("keepdims", 1)
+    last = axes is not None and len(axes) == 1 and last_axis(largest, axes[0])
+    return str(largest.inputs[0].name) if last and keeps else None

@@ -125,7 +125,7 @@ def masks_of(reading: Reading, folding: Folding) -> tuple[Mask, ...] | Stop:
 
 def _settled(reading: Reading, mask: Mask) -> Mask:
     """A mask whose fill means what it comes to: probabilities set to 0 later, half precision."""
-    if (mask.operand.tensor, mask.kind == "drop") in reading.values.zeroed:
+    if (mask.operand.tensor, mask.kind == "drop") in reading.values.zeroed_names:
         return replace(mask, fill=float("-inf"))
     product = reading.scores.product
     assert product is not None

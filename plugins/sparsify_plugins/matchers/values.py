@@ -21,7 +21,7 @@ from sparsify_plugins.matchers.walk import (
 class Values:
     """The probabilities at some point of the walk down; at its end `product` takes them.
 
-    `zeroed` are conditions (name, whether true zeroes) under which probabilities become 0, `cut`
+    `zeroed` are conditions (tensor, whether true zeroes) under which probabilities become 0, `cut`
     says that the last column is cut off, `turned` that the tensor is `[.., keys, queries]`.
     """
 
@@ -29,11 +29,16 @@ class Values:
     views: tuple[Tensor, ...]
     nodes: tuple[Node, ...] = ()
     guarded: bool = False
-    zeroed: tuple[tuple[str, bool], ...] = ()
+    zeroed: tuple[tuple[Tensor, bool], ...] = ()
     cut: bool = False
     turned: bool = False
     unquantized: tuple[str, ...] = ()
     product: ValueProduct | None = None
+
+    @property
+    def zeroed_names(self) -> set[tuple[str, bool]]:
+        """The conditions by name."""
+        return {(tensor.name, drops) for tensor, drops in self.zeroed}
 
     def below(self, *nodes: Node) -> "Values":
         """The probabilities after `nodes`."""
@@ -101,11 +106,11 @@ def _guard(values: Values, readers: list[Node]) -> Values | None:
     return replace(values.below(test, choice), guarded=True)
 
 
-def _zeroed(node: Node, tensor: Tensor) -> tuple[str, bool] | None:
+def _zeroed(node: Node, tensor: Tensor) -> tuple[Tensor, bool] | None:
     """Where(condition, 0, probabilities) or the other way round."""
     for zero, kept in ((1, 2), (2, 1)):
         if node.inputs[kept] is tensor and fill_number(node.inputs[zero]) == 0:
-            return node.inputs[0].name, zero == 1
+            return node.inputs[0], zero == 1
     return None
 
 

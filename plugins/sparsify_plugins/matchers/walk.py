@@ -19,11 +19,15 @@ class Stop:
     node: Node | None = None
 
 
+_REALS = (1, 10, 11, 16)
+"""float, float16, double, bfloat16: what rounds, and keeps the meaning."""
+
+
 def passes_through(node: Node) -> bool:
     """Whether a node hands its first input on unchanged, but perhaps for the float type."""
     if node.op == "Cast":
         types = {element_type(node.inputs[0]), element_type(node.outputs[0])}
-        return types <= {1, 10, 16, None}
+        return types <= {*_REALS, None}
     return node.op in ("Identity", "Dropout")
 
 
@@ -68,8 +72,12 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def value_readers(tensor: Tensor) -> list[Node]:
-    """The nodes that read a tensor for more than its shape."""
-    return [node for node in consumers(tensor) if node.op != "Shape"]
+    """The nodes that read a tensor for more than its shape or its type."""
+    return [node for node in consumers(tensor) if not _looks_only(node, tensor)]
+
+
+def _looks_only(node: Node, tensor: Tensor) -> bool:
+    return node.op == "Shape" or (node.op == "CastLike" and node.inputs[0] is not tensor)
 
 
 def with_number(node: Node) -> Iterator[tuple[Tensor, float]]:
@@ -99,7 +107,7 @@ def fill_number(tensor: Tensor) -> float | None:
     node = producer(tensor)
     if node is None:
         return _uniform(tensor)
-    if node.op in ("Expand", "Cast", "Identity"):
+    if node.op in ("Expand", "Cast", "CastLike", "Identity"):
         return fill_number(node.inputs[0])
     if node.op == "ConstantOfShape":
         value = node.attrs.get("value")
