@@ -52,7 +52,9 @@ def scalar(tensor: Tensor) -> float | None:
 
 def dims(tensor: Tensor, depth: int = _DEPTH) -> Dims | None:
     """The sizes of a tensor, None for each that is open; None if not even the rank is known."""
-    if tensor.shape is not None and all(isinstance(size, int) for size in tensor.shape):
+    if tensor.shape is not None and all(
+        isinstance(size, int) and size >= 0 for size in tensor.shape
+    ):
         return tuple(tensor.shape)
     node = producer(tensor)
     known = None

@@ -66,7 +66,8 @@ def _inputs(graph: GraphProto) -> dict[str, ValueInfoProto]:
 
 def _symbols(info: ValueInfoProto) -> list[str | int | None]:
     return [
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+        # a negative size is how some exporters write an open one
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
         for dim in info.type.tensor_type.shape.dim
     ]
 

@@ -114,6 +114,8 @@ def agree(path: Path, output: Path) -> None:
         wanted = runtime.run(original, feeds)
         for session in replaced:
             for name, got in runtime.run(session, feeds).items():
-                assert got.shape == wanted[name].shape
-                error = np.abs(got.astype(np.float64) - wanted[name]).max()
-                assert error <= EXACT * np.abs(wanted[name]).max(), name
+                largest = np.abs(np.nan_to_num(wanted[name])).max()
+                # a look-alike that is left alone may give NaN, and then gives it still
+                np.testing.assert_allclose(
+                    got, wanted[name], rtol=0, atol=EXACT * largest, err_msg=name
+                )

@@ -13,8 +13,16 @@ from onnx import TensorProto
 from onnx.backend.test.case.node import collect_testcases
 from running import both_ways, close, codes, only_site, optimized, rewritten, run
 
+from sparsify import SparsifyError
+
 FLOAT16, BFLOAT16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 WIDE = "_wide"
+UNRUNNABLE = [
+    f"test_attention_4d_{kind}_bf16_expanded"
+    for kind in ("attn_mask_causal", "causal_padded_kv", "padded_kv")
+]
+"""Found and proved; ONNX Runtime has no kernel for the sum of bfloat16 masks that stays outside."""
+
 TOLERANCE = {FLOAT: 2e-5, FLOAT16: 2e-2, BFLOAT16: 6e-2}
 
 
@@ -23,17 +31,18 @@ def cases() -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # overflows in onnx's own generators
         collected = collect_testcases("Attention")
-    return {
-        case.name: case
-        for case in collected
-        if any(n.op_type == "Attention" for n in case.model.graph.node)
-    }
+    return {case.name: case for case in collected}
 
 
-def reads_the_product(case: Any) -> bool:
+def is_expanded(name: str) -> bool:
+    """Whether a case spells the operator out as its definition in other operators."""
+    return "expanded" in name
+
+
+def reads_the_product(name: str) -> bool:
     """Whether a case asks for the scores or the probabilities, which the operator never has."""
-    outputs = case.model.graph.node[0].output
-    return len(outputs) > 3 and bool(outputs[3])
+    native = cases()[name.partition("_expanded")[0]].model.graph.node[0]
+    return len(native.output) > 3 and bool(native.output[3])
 
 
 @pytest.mark.parametrize("name", sorted(cases()))
@@ -42,18 +51,24 @@ def test_a_case_of_the_standard(name: str, tmp_path: Path) -> None:
     case = cases()[name]
     path = save(case.model, tmp_path)
     report = optimized(path, tmp_path / "out.onnx")
-    if reads_the_product(case):
-        assert [refusal.code for refusal in report.refusals] == ["probabilities_shared"]
+    if reads_the_product(name):
+        (refusal,) = report.refusals
+        shared = ("probabilities_shared", "scores_shared")[: 1 + is_expanded(name)]
+        assert refusal.code in shared
         return
     assert (report.replaced, report.refusals) == (1, ())
     inputs, outputs = case.data_sets[0]
     names = [value.name for value in case.model.graph.input]
     feeds = {key: wide(np.asarray(x)) for key, x in zip(names, inputs, strict=True)}
     output, suffix = tmp_path / "out.onnx", ""
-    if name.endswith("bf16"):
+    if "bf16" in name:
         output, suffix = bfloat16_inside(output), WIDE
     kinds = {value.name: value.type.tensor_type.elem_type for value in case.model.graph.input}
     feeds = {key + suffix * (kinds[key] == BFLOAT16): x for key, x in feeds.items()}
+    if name in UNRUNNABLE:
+        with pytest.raises(SparsifyError, match=r"implementation for Add\(14\)"):
+            next(both_ways(output, feeds))
+        return
     for result in both_ways(output, feeds):
         for value, wanted in zip(case.model.graph.output, outputs, strict=True):
             tolerance = TOLERANCE[value.type.tensor_type.elem_type]
@@ -61,8 +76,10 @@ def test_a_case_of_the_standard(name: str, tmp_path: Path) -> None:
 
 
 def test_all_cases_of_the_standard_are_there() -> None:
-    assert len(cases()) >= 93
-    assert sum(reads_the_product(case) for case in cases().values()) == 18
+    for expanded in (False, True):
+        names = [name for name in cases() if is_expanded(name) == expanded]
+        assert len(names) >= 93
+        assert sum(reads_the_product(name) for name in names) == 18
 
 
 def wide(values: Array) -> Array:

@@ -59,6 +59,6 @@ def test_what_is_done_is_not_done_again_and_can_be_reported(folder: Path, tmp_pa
     before = results(folder)
     told = zoo(folder, "--report", str(tmp_path / "coverage.md"))
     assert results(folder) == before
-    assert told.strip() == f"{len(before)} ok"
+    assert len(told.splitlines()) == 1  # the totals
     text = (tmp_path / "coverage.md").read_text()
     assert "| whisper | 2 | " in text
