@@ -171,6 +171,12 @@ def _verified(
     got = outputs_of(stage.path, feeds, library=trial.library)
     found = Verification(trial.inputs, compare(wanted, got))
     exact = all(decision.grade in ("exact", None) for decision in plan.decisions)
+    if trial.data and any("empty_rows" in note for site in findings.sites for note in site.notes):
+        log.warning(
+            "the data may hold rows without any key, where the original gives other numbers than 0 "
+            "(see the report): the error includes them"
+        )
+        return found
     if any(site.unquantized for site in findings.sites):
         log.warning(
             "scores and probabilities are not quantised any more: the error is what that rounding "

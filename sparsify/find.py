@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from onnx import OperatorSetIdProto
-
 from sparsify import plugins, runtime
 from sparsify.constants import sizes_in
 from sparsify.masks import Masks
@@ -29,8 +27,9 @@ def find_sites(model: Model) -> Findings:
     refusals: list[Refusal] = []
     runtime.onnxruntime()
     operator = plugins.get("operators", "SparseAttention")
-    if any(o.domain == operator.domain for o in _imports(model)):
-        return Findings(refusals=tuple(_already_sparse(model, operator.domain)))
+    ours = tuple(_already_sparse(model, operator.domain))
+    if ours:
+        return Findings(refusals=ours)
     known: dict[bytes, Verdict] = {}
     found = zip(scopes(model.proto, model.folder), places(model.proto), strict=True)
     for scope, place in found:
@@ -44,11 +43,6 @@ def find_sites(model: Model) -> Findings:
         sites.extend(_in_graph_order(place, proved))
         refusals.extend(v for v in verdicts if isinstance(v, Refusal))
     return Findings(tuple(sites), tuple(refusals))
-
-
-def _imports(model: Model) -> Iterator[OperatorSetIdProto]:
-    for owner in (model.proto, *model.proto.functions):
-        yield from owner.opset_import
 
 
 def _already_sparse(model: Model, domain: str) -> Iterator[Refusal]:

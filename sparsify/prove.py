@@ -6,7 +6,7 @@ matcher can be wrong; a rewrite must not be silently wrong. Sites that differ in
 layers of a model do, are proved once.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from typing import Any
@@ -128,20 +128,23 @@ class Prover:
             self.known[form] = _verdict(site, trial)
         return self.known[form]
 
-    def _cut(self, site: Site, drawn: Container[str]) -> "Cut":
+    def _cut(self, site: Site, drawn: Collection[str]) -> "Cut":
         """What computes the site from its boundary; sizes of tensors outside it are leaves."""
         targets = [site.output, *(name for _, name in site.also)]
         shapes = self._walk(targets, drawn, into_shapes=False).shapes
         leaves: set[str] = set()
+        seen: set[int] = set()
         while shapes:
-            node = self._nodes[shapes.pop()]
-            if node.output[0] in leaves:
+            index = shapes.pop()
+            if index in seen:
                 continue
+            seen.add(index)
+            node = self._nodes[index]
             above = self._walk([node.input[0]], drawn, into_shapes=False, limit=_NEAR)
             if above.open_ends or len(above.inside) >= _NEAR:
                 leaves.add(node.output[0])
             else:
-                shapes += [s for s in above.shapes if self._nodes[s].output[0] not in leaves]
+                shapes.extend(above.shapes)
         walk = self._walk(targets, {*drawn, *leaves}, into_shapes=True)
         nodes = [self._unquantized(self._nodes[index], site) for index in sorted(walk.inside)]
         return Cut(nodes, walk.open_ends, frozenset(leaves))

@@ -44,9 +44,9 @@ class Given:
     difference "k_length-past_length". Where only "past_length" occurs, there are as many new keys
     as queries.
     `values`: "normal", "mask" (0 and 1, each row with a 1), "bias" (normal with some -inf),
-    "lengths" (of keys, at least as many as queries), "last" (one less), "weight" (normal, made small
-    by its rows), "positions" (0, 1, 2, ...), a size that the tensor is filled with, or the sizes that
-    it holds.
+    "lengths" (of keys, at least as many as queries), "last" (one less), "weight" (normal, made
+    small by its rows), "positions" (0, 1, 2, ...), a size that the tensor is filled with, or the
+    sizes that it holds.
     """
 
     tensor: str
@@ -124,6 +124,7 @@ class Site:
     `guarded` says that the graph itself turns rows without any key into zeros. `score_shapes` are
     (tensor, start, end, rank) of the Shape nodes that look at dimensions `start:end` of scores of
     that rank. `unquantized` are outputs of DequantizeLinear whose rounding the operator leaves out.
+    `batch_multiple` divides the batch (windows that were folded into it).
     `notes` are remarks for the report. `proof` is the largest error of the proof, relative to the
     largest value of the output.
     """
@@ -162,6 +163,7 @@ class Site:
     also: tuple[tuple[str, str], ...] = ()
     score_shapes: tuple[tuple[str, int, int | None, int], ...] = ()
     unquantized: tuple[str, ...] = ()
+    batch_multiple: int = 1
     notes: tuple[str, ...] = ()
     proof: float | None = None
 

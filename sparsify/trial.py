@@ -1,6 +1,6 @@
 """Random inputs for the proof of one site: shapes that fit it, masks that really mask."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm, prod
 from typing import Any
@@ -13,6 +13,9 @@ from sparsify.layout import batch_multiple, is_one, undo_steps
 from sparsify.site import Given, Mask, Operand, Site
 
 Array = npt.NDArray[Any]
+
+_SOON = 1 << 22
+"""Score elements up to which a trial at the graph's own sizes comes first."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,16 @@ def trial_sizes(site: Site) -> Iterable[Sizes]:
     unit = lcm(*(batch_multiple(operand.steps) for operand in (site.query, site.key, site.value)))
     unit = lcm(unit, *(mask.sizes[0] or 1 for mask in site.masks if mask.tiled))
     unit = lcm(unit, *(batch_multiple(mask.operand.steps) for mask in site.masks))
+    unit = lcm(unit, site.batch_multiple)
     past, cached = _past_length(site), 0 if site.k_length else _fixed_length(site)
-    for batch, q_length, k_length in (
-        (2 * unit, 20, 24),
-        (2 * unit, 24, 24),
-        (unit, 24, 24),
-        (site.batch or 2 * unit, site.q_length or 24, site.k_length or site.q_length or 24),
-        (site.batch or 2 * unit, site.q_length or 1, site.k_length or 24),
-    ):
+    batch = site.batch or 2 * unit
+    fixed = (batch, site.q_length or 24, site.k_length or site.q_length or 24)
+    small = ((2 * unit, 20, 24), (2 * unit, 24, 24), (unit, 24, 24))
+    # what the graph fixes decides, unless it is so large that small sizes should be tried before
+    first = site.q_length is not None and heads * prod(fixed) <= _SOON
+    last = (batch, site.q_length or 1, site.k_length or 24)
+    sizes = (fixed, *small, last) if first else (*small, fixed, last)
+    for batch, q_length, k_length in sizes:
         yield Sizes(
             1 if is_one(site.query.steps, 0) else batch,
             heads,
@@ -147,8 +152,7 @@ def _given(given: Given, sizes: Sizes, rng: np.random.Generator) -> Array:
         values = (rng.random(shape) < 0.7).astype(np.float32)
         values[..., 0] = 1
     elif given.values == "bias":
-        masked = rng.random(shape) < 0.3
-        masked[..., 0] = False
+        masked = _masked(shape, rng)
         values = np.where(masked, -np.inf, rng.standard_normal(shape)).astype(np.float32)
     elif given.values in ("lengths", "last"):
         values = rng.integers(min(sizes.q_length, sizes.k_length), sizes.k_length + 1, shape)
@@ -168,6 +172,14 @@ def _mask_lengths(site: Site, axis: int) -> set[int]:
     return {size for size in sizes if size is not None and size != 1}
 
 
+def _masked(shape: Sequence[int], rng: np.random.Generator) -> Array:
+    """Where to mask: some places, but never the first key, so that no row is left without one."""
+    masked = np.asarray(rng.random(tuple(shape)) < 0.3)
+    if masked.ndim:
+        masked[..., 0] = False
+    return masked
+
+
 def _mask_values(mask: Mask, sizes: Sizes, rng: np.random.Generator) -> Array:
     """A random mask of the rank the graph has; no row of scores is left without a key."""
     full = (sizes.batch, sizes.q_heads, sizes.q_length, sizes.k_length)
@@ -181,8 +193,7 @@ def _mask_values(mask: Mask, sizes: Sizes, rng: np.random.Generator) -> Array:
     if mask.multiplies:
         factors = rng.uniform(0.5, 1.5, shape)
         return _as_type(undo_steps(factors, mask.operand.steps), mask.element_type)
-    masked = rng.random(shape) < 0.3
-    masked[..., 0] = False
+    masked = _masked(shape, rng)
     if mask.kind != "add":
         kept = masked if mask.kind == "drop" else ~masked
         return _as_type(undo_steps(kept, mask.operand.steps), mask.element_type)

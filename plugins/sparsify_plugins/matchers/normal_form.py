@@ -47,6 +47,7 @@ def site_of(reading: Reading, operands: Operands, masks: tuple[Mask, ...]) -> Si
         guarded=values.guarded or bool(values.zeroed),
         result=result,
         score_shapes=_score_shapes((*scores.nodes, softmax, *values.nodes[:-1])),
+        batch_multiple=operands.folding.windows,
         unquantized=(*scores.unquantized, *values.unquantized),
         notes=_notes(reading, masks),
     )
@@ -94,7 +95,9 @@ def _notes(reading: Reading, masks: tuple[Mask, ...]) -> tuple[str, ...]:
     product = reading.scores.product
     half = product is not None and float_type(product.query.tensor) != FLOATS[0]
     if reading.scores.unquantized or reading.values.unquantized:
-        notes.append("quantization: scores and probabilities are not rounded any more")
+        notes.append(
+            "quantization: scores and probabilities are neither rounded nor clipped any more"
+        )
     added = [mask for mask in masks if mask.kind == "add"]
     narrowed = any(mask.element_type == FLOATS[0] for mask in added) and half
     if narrowed or any(mask.forbids and mask.fill > NONE for mask in masks):

@@ -20,7 +20,7 @@ class Folding:
     `heads` is the size of the second where views fold it into the first; `grouped` says that a view
     of rank 5 splits the heads and not the batch; `inner` is the size of the inner split dimension.
     `flat` says that no view tells batch and heads apart: they are taken as heads of one batch.
-    `sizes` are those of the view of rank 4, as far as there is one and they are known.
+    `sizes` are those of the scores, as far as a view tells them.
     """
 
     heads: int | None = None
@@ -58,6 +58,11 @@ class Folding:
             return None
         return (Split(1 if self.grouped else 0, 4, inner=self.inner),)
 
+    @property
+    def windows(self) -> int:
+        """How many windows of one image follow each other in the batch, where that is known."""
+        return 1 if self.grouped else self.inner or 1
+
     def mask(self, mask: Mask, rank: int) -> Mask | None:
         """A mask that applies to a view of `rank`, as one for four dimensions."""
         missing = rank - len(mask.sizes)
@@ -84,6 +89,8 @@ class Folding:
         inner = inner or self.inner
         if outer == 1:
             return replace(_stepped(mask, Squeeze((0,)), (inner, *rest)), tiled=inner != 1)
+        if inner == 1 and self.inner != 1:  # one mask for all windows of an image
+            return None
         merged = _stepped(mask, Merge(0, 5, inner=inner or 1), (None, *rest))
         return replace(merged, tiled=outer is None)  # an open size may turn out to be 1
 
@@ -105,11 +112,20 @@ def folding_of(views: Sequence[Dims], query: Dims, key: Dims, heads: int | None)
     known = four[1] if four is not None else None
     if five is None:
         flat = 3 in by_rank and four is None and heads is None
-        return Folding(heads=known or heads, flat=flat, sizes=four or (None,) * 4)
+        return Folding(heads=known or heads, flat=flat, sizes=_sizes(four, views))
     grouped = _grouped(five, four, query, key)
     inner = five[2] if grouped else five[1]
-    sizes = four or (None,) * 4
-    return Folding(heads=known or five[2], grouped=grouped, inner=inner, sizes=sizes)
+    sizes = _sizes(four, views)
+    pair = five[1:3]
+    heads = pair[0] * pair[1] if grouped and None not in pair else None if grouped else five[2]  # type: ignore[operator]
+    return Folding(heads=known or heads, grouped=grouped, inner=inner, sizes=sizes)
+
+
+def _sizes(four: Dims | None, views: Sequence[Dims]) -> Dims:
+    """Batch and heads from the view of rank 4, lengths from any that tells them."""
+    batch, heads, *_ = four or (None, None)
+    lengths = [next((v[axis] for v in views if v[axis] is not None), None) for axis in (-2, -1)]
+    return batch, heads, lengths[0], lengths[1]
 
 
 def _grouped(five: Dims, four: Dims | None, query: Dims, key: Dims) -> bool:

@@ -51,8 +51,9 @@ def swaps_last(node: Node) -> bool:
 
 def last_axis(node: Node, axis: int | None) -> bool:
     """Whether an axis is the last one of a node's first input."""
-    sizes = dims(node.inputs[0])
-    return axis == -1 or (sizes is not None and axis == len(sizes) - 1)
+    # where the rank is not known most have four dimensions, and the proof has the last word
+    rank = len(dims(node.inputs[0]) or (None,) * 4)
+    return axis in (-1, rank - 1)
 
 
 def dequantized(node: Node) -> Node | None:
