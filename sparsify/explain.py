@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from sparsify.errors import SparsifyError
-from sparsify.layout import Merge, Split, Squeeze, Step, Transpose, Unsqueeze
+from sparsify.layout import Cast, Merge, Split, Squeeze, Step, Transpose, Unsqueeze
 from sparsify.plugins import unknown
 from sparsify.site import Findings, Mask, Operand, Site
 
@@ -96,6 +96,8 @@ def _step(step: Step) -> str:
         return f"{word} ones at {list(step.axes)}"
     if isinstance(step, Split):
         return f"axis {step.axis} split in two"
+    if isinstance(step, Cast):
+        return "cast"
     assert isinstance(step, Merge)
     return f"axes {step.axis} and {step.axis + 1} made one"
 

@@ -113,7 +113,23 @@ class Merge:
         return axis if axis < self.axis else axis + 1
 
 
-Step = Transpose | Unsqueeze | Squeeze | Split | Merge
+@dataclass(frozen=True)
+class Cast:
+    """The same numbers in another element type (an ONNX data type)."""
+
+    to: int
+
+    def emit(self, builder: Builder, name: str) -> str:
+        return builder.cast(name, self.to)
+
+    def undo(self, values: Array) -> Array:
+        return values
+
+    def source(self, axis: int) -> int | None:
+        return axis
+
+
+Step = Transpose | Unsqueeze | Squeeze | Split | Merge | Cast
 
 
 def _reshape(

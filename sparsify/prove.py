@@ -200,7 +200,8 @@ class Prover:
         uses = uses_of(site, Choice())
         also = tuple((made, f"{_TRIAL}_{i}") for i, (made, _) in enumerate(site.also))
         Emitter(builder, self.operator, uses).site(replace(site, also=also), Choice(), _TRIAL)
-        outputs = [_open_value(name, site.element_type) for name in _wanted(site)]
+        outputs = [_open_value(name, site.output_type) for name in _wanted(site)[:2]]
+        outputs += [_open_value(name, site.element_type) for name in _wanted(site)[2:]]
         inputs = [_open_value(name, kind) for name, kind in drawn.items()]
         graph = helper.make_graph([*original, *builder.nodes], "trial", inputs, outputs, stored)
         imports = {o.domain: o.version for o in [*proto.opset_import, *self._imports()]}
@@ -286,8 +287,9 @@ def _defined(site: Site, trial: ModelProto) -> Verdict | SparsifyError | None:
 
 def _tried(site: Site, trial: ModelProto) -> Verdict | SparsifyError:
     """The verdict on a trial, or the error that there is none because it does not run."""
-    try:
-        session = runtime.session(trial.SerializeToString(), library=False, threads=1)
+    data = trial.SerializeToString()
+    try:  # as it is written: optimising takes longer than running, and may fail on its own
+        session = runtime.session(data, library=False, threads=1, optimize=False)
     except SparsifyError as error:  # nothing to compare with, where the original does not run
         return error
     failure: SparsifyError | None = None

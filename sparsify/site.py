@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from onnx import NodeProto
 
-from sparsify.layout import Step
+from sparsify.layout import Cast, Step
 
 VANISHES = -1e3
 """A score this low has no weight beside any score that a model makes."""
@@ -166,6 +166,11 @@ class Site:
     batch_multiple: int = 1
     notes: tuple[str, ...] = ()
     proof: float | None = None
+
+    @property
+    def output_type(self) -> int:
+        """The ONNX data type of `output`."""
+        return next((s.to for s in self.result if isinstance(s, Cast)), self.element_type)
 
     @property
     def mask(self) -> str | None:

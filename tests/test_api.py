@@ -168,7 +168,8 @@ def test_every_kind_has_plugins_by_entry_point() -> None:
         for name in plugins.names(kind):
             assert plugins.owner(kind, name) == "onnx-sparsify"
             plugins.get(kind, name)
-    assert plugins.names("matchers") == ["onnx_attention", "softmax"]
+    fused = ["ms_attention", "ms_group_query", "ms_multi_head", "ms_unsupported", "onnx_attention"]
+    assert plugins.names("matchers") == [*fused, "softmax"]
 
 
 def test_a_name_registered_twice_is_an_error(registered: list[metadata.EntryPoint]) -> None:

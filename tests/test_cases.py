@@ -138,10 +138,7 @@ NINE: dict[str, Sequence[NodeProto]] = {
 
 
 @pytest.mark.parametrize("name", NINE)
-def test_c02_nine_spellings(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if name == "three dimensions":
-        reason = "the trial's sizes are not those that the graph fixes (bugs.md F8)"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_c02_nine_spellings(name: str, tmp_path: Path) -> None:
     if name == "three dimensions":
         tail = [
             node("Softmax", "z", "p", axis=2),

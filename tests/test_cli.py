@@ -311,8 +311,8 @@ def test_explain(model: Path) -> None:
     text = ok("inspect", model, "--explain", "softmax")
     assert "softmax(0.25 * Q K^T) V" in text
     assert "largest error" in text
-    for node in ("make_raw", "make_scaled", "make_y"):
-        assert node in text
+    for name in ("make_raw", "make_scaled", "make_y"):
+        assert name in text
     assert "did you mean 'softmax'?" in error("inspect", model, "--explain", "softmx")
 
 

@@ -444,10 +444,7 @@ MIDDLES = {
 
 
 @pytest.mark.parametrize("name", MIDDLES)
-def test_what_stands_between(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if name == "a number given added":
-        reason = "find_sites crashes on a mask of no dimensions (bugs.md X7)"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_what_stands_between(name: str, tmp_path: Path) -> None:
     middle = MIDDLES[name]
     agrees(middle.model(), middle.truth, tmp_path)
 
@@ -616,8 +613,8 @@ def windowed(shape: Sequence[int | str]) -> ModelProto:
 
 @pytest.mark.parametrize("name", WINDOWED_MASKS)
 def test_windows(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if "each window" not in name:
-        reason = "masks of all windows alike are refused (bugs.md F13)"
+    if name == "for each batch":
+        reason = "one mask for all windows of a batch is refused"
         request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
 
     def truth(x: Feeds) -> Array:
@@ -628,7 +625,6 @@ def test_windows(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> N
     agrees(windowed(WINDOWED_MASKS[name]), truth, tmp_path)
 
 
-@pytest.mark.xfail(strict=True, reason="the mask is not repeated for each window (bugs.md X8)")
 def test_a_mask_of_the_outer_of_two_batches(tmp_path: Path) -> None:
     nodes = [
         *scaled_nodes(),
@@ -683,7 +679,7 @@ def biased_truth(x: Feeds) -> Array:
 @pytest.mark.parametrize("name", GROUP_MASKS)
 def test_groups_of_heads(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if name in ("for the members of groups", "for groups"):
-        reason = "masks that differ along one of two head dimensions are refused (bugs.md F5)"
+        reason = "masks that differ along one of two head dimensions are refused"
         request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     agrees(grouped(GROUP_MASKS[name]), biased_truth, tmp_path)
 
@@ -1179,7 +1175,6 @@ def test_decoys_are_refused(name: str, tmp_path: Path) -> None:
     assert refused.startswith(code)
 
 
-@pytest.mark.xfail(strict=True, reason="nothing is looked for, nor refused (bugs.md F9)")
 def test_an_imported_domain_alone_is_no_sparse_model(tmp_path: Path) -> None:
     """ONNX Runtime imports every domain it knows when it saves an optimised model."""
     model = build([*scaled_nodes(), *tail("scaled")], QKV, Y, [C])

@@ -28,4 +28,12 @@ def feeds(variant: Variant, sizes: Sizes, *, left: bool = False) -> Arrays:
             result[each.name][-1, slice(0, padding) if left else slice(-padding, None)] = 0
         else:
             result[each.name] = rng.standard_normal(shape).astype(floats)
-    return result
+    return _padded(result)
+
+
+def _padded(arrays: Arrays) -> Arrays:
+    """Padding has the lowest id, as tokenizers write it: some models pool at the highest."""
+    ids, mask = arrays.get("input_ids"), arrays.get("attention_mask")
+    if ids is not None and mask is not None and ids.shape == mask.shape:
+        ids[mask == 0] = 0
+    return arrays

@@ -1,12 +1,11 @@
 """The site that a reading comes to, with what the operator does otherwise than the graph."""
 
 from sparsify.constants import Dims, dims
-from sparsify.layout import Step
+from sparsify.layout import Cast, Step
 from sparsify.site import Mask, Site
 from sparsify.view import FLOATS, Node, consumers, label
 from sparsify_plugins.matchers.operands import Source
 from sparsify_plugins.matchers.reading import NONE, Operands, Reading, float_type
-from sparsify_plugins.matchers.views import Folding
 from sparsify_plugins.matchers.walk import Stop
 
 
@@ -14,7 +13,7 @@ def site_of(reading: Reading, operands: Operands, masks: tuple[Mask, ...]) -> Si
     """The normal form, or why the result cannot be brought into its shape."""
     scores, values, softmax = reading.scores, reading.values, reading.softmax
     query, key, value = operands.query, operands.key, operands.value
-    result = _result(reading, operands.folding)
+    result = _result(reading, operands)
     if result is None:
         return Stop("rank_unsupported", "the shape of the result cannot be made again", softmax)
     nodes = (*reversed(scores.nodes), softmax, *values.nodes)
@@ -64,11 +63,14 @@ def _four(source: Source) -> Dims:
     return tuple(found)
 
 
-def _result(reading: Reading, folding: Folding) -> tuple[Step, ...] | None:
+def _result(reading: Reading, operands: Operands) -> tuple[Step, ...] | None:
     product = reading.values.product
     assert product is not None
-    steps = folding.result(product.value.rank)
-    return None if steps is None else (*steps, *(s for s in product.result if not _idle(s)))
+    steps = operands.folding.result(product.value.rank)
+    if steps is None:
+        return None
+    wide = (Cast(FLOATS[0]),) if operands.widened else ()
+    return (*steps, *(step for step in product.result if not _idle(step)), *wide)
 
 
 def _idle(step: Step) -> bool:

@@ -35,6 +35,7 @@ class Operands:
     value: Source
     folding: Folding
     group: int = 1
+    widened: bool = False
 
 
 def operands_of(reading: Reading) -> Operands | Stop:
@@ -46,7 +47,7 @@ def operands_of(reading: Reading) -> Operands | Stop:
     if product.query.rank != product.key.rank:
         return Stop("rank_unsupported", "Q and K are of different ranks", node)
     query, key = (climbed(source_of(factor)) for factor in (product.query, product.key))
-    value = source_of(values.value)
+    value, widened = _narrowed(source_of(values.value), float_type(query.tensor))
     types = {float_type(source.tensor) for source in (query, key, value)}
     if len(types) != 1 or not types <= set(FLOATS):
         return Stop("mixed_dtype", "Q, K and V are not of one float type", node)
@@ -62,7 +63,17 @@ def operands_of(reading: Reading) -> Operands | Stop:
     group = 1
     if folding.grouped and len(_native(key)) == 5 and _native(key)[2] == 1:
         group = folding.inner or _native(query)[2] or 1
-    return Operands(q, k, v, folding, group)
+    return Operands(q, k, v, folding, group, widened)
+
+
+def _narrowed(value: Source, element_type: int) -> tuple[Source, bool]:
+    """V before it was cast from the half precision of Q to float32, and whether it was."""
+    node = producer(value.tensor, "Cast")
+    if node is None or float_type(value.tensor) != FLOATS[0] or element_type == FLOATS[0]:
+        return value, False
+    if float_type(node.inputs[0]) != element_type:
+        return value, False
+    return replace(value, tensor=node.inputs[0]), True
 
 
 def _views(reading: Reading) -> list[Dims]:

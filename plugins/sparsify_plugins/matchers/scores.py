@@ -273,6 +273,8 @@ def _plus(above: Scores, term: Tensor, factor: float) -> Scores:
         return above
     sizes = _sizes(term)
     operand = _squeezed(term) if len(sizes) > 4 else Operand(term.name)
+    if not sizes:
+        operand, sizes = operand.then(Unsqueeze((0,))), (1,)
     return above.masked(Mask("add", operand, _float_type(term), factor, sizes=sizes))
 
 
