@@ -3,7 +3,19 @@
 import numpy as np
 import onnx
 import pytest
-from graphs import BOOL, FLOAT, Form, build, feeds_of, node, tensor
+from graphs import (
+    BOOL,
+    FLOAT,
+    Form,
+    build,
+    feeds_of,
+    node,
+    plain_feeds,
+    plain_nodes,
+    products,
+    softmax,
+    tensor,
+)
 from onnx import TensorProto
 from running import both_ways, close, only_site, rewritten, run
 
@@ -76,3 +88,20 @@ def test_the_scores_are_not_computed_for_their_shape(make, s, t, tmp_path):
 def test_a_stretched_mask_is_read_before_it_is_stretched(tmp_path):
     (mask,) = only_site(distilbert(), tmp_path).masks
     assert (mask.operand.tensor, mask.sizes) == ("padding", (None, 1, 1, None))
+
+
+def test_scores_reshaped_for_their_size(tmp_path):
+    """The product stays for the size that is read, and the report says so; the numbers agree."""
+    nodes = [
+        *plain_nodes(),
+        node("Reshape", "raw flat", "line"),
+        node("Shape", "line", "n"),
+    ]
+    outputs = [*Y, ("n", TensorProto.INT64, [1])]
+    model = build(nodes, QKV, outputs, [C, tensor("flat", [-1], np.int64)])
+    assert any(note.startswith("sizes:") for note in only_site(model, tmp_path).notes)
+    feeds = plain_feeds()
+    truth = softmax(0.25 * products(feeds["q"], feeds["k"])) @ feeds["v"]
+    for result in both_ways(rewritten(model, tmp_path), feeds):
+        close(result["y"], truth, 2e-5)
+        assert result["n"].tolist() == [2 * 4 * 20 * 24]

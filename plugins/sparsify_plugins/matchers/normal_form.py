@@ -4,6 +4,7 @@ from sparsify.constants import Dims, dims
 from sparsify.layout import Cast, Step
 from sparsify.site import Mask, Site
 from sparsify.view import FLOATS, Node, consumers, label
+from sparsify_plugins.matchers.obstacles import measured
 from sparsify_plugins.matchers.operands import Source
 from sparsify_plugins.matchers.reading import NONE, Operands, Reading, float_type
 from sparsify_plugins.matchers.walk import Stop
@@ -100,6 +101,10 @@ def _notes(reading: Reading, masks: tuple[Mask, ...]) -> tuple[str, ...]:
         notes.append(
             "quantization: scores and probabilities are neither rounded nor clipped any more"
         )
+    own = (*reading.scores.nodes, reading.softmax, *reading.values.nodes[:-1])
+    readers = [reader for node in own for reader in consumers(node.outputs[0])]
+    if any(measured(reading.scope, reader) for reader in readers):
+        notes.append("sizes: the scores are still computed, since their reshaped size is read")
     added = [mask for mask in masks if mask.kind == "add"]
     narrowed = any(mask.element_type == FLOATS[0] for mask in added) and half
     if narrowed or any(mask.forbids and mask.fill > NONE for mask in masks):

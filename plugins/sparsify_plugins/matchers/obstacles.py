@@ -27,10 +27,21 @@ def _shared(reading: Reading) -> Stop | None:
             reading_of = consumers if id(node) in odd else value_readers
             for tensor in node.outputs:
                 readers = [node for node in reading_of(tensor) if id(node) not in own]
+                readers = [node for node in readers if not measured(reading.scope, node)]
                 if readers or tensor.name in reading.scope.outputs:
                     where = label(readers[0]) if readers else "an output of the graph"
                     return Stop(code, f"the {word} are also used by {where}", node)
     return None
+
+
+def measured(scope: Scope, node: Node) -> bool:
+    """Whether a node only reshapes a tensor for its sizes to be read."""
+    if node.op not in ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity"):
+        return False
+    result = node.outputs[0]
+    readers = consumers(result)
+    kept = result.name in scope.outputs or not readers
+    return not kept and all(n.op == "Shape" or measured(scope, n) for n in readers)
 
 
 def _odd(nodes: tuple[Node, ...]) -> set[int]:
