@@ -11,6 +11,7 @@ import numpy as np
 from onnx import TensorProto
 
 from sparsify.builder import Attribute, Builder
+from sparsify.empty_rows import restore_mean
 from sparsify.layout import emit_steps, is_one
 from sparsify.pattern import DynamicPattern, Pattern, SiteInputs
 from sparsify.plugins import Operator
@@ -77,6 +78,7 @@ class Emitter:
     operator: Operator
     uses: frozenset[str]
     _masks: dict[object, str] = field(default_factory=dict)
+    _empty: dict[object, str] = field(default_factory=dict)
 
     def site(self, site: Site, choice: Choice, output: str) -> None:
         """Write everything that computes `output`, the tensor that `site.output` names."""
@@ -93,7 +95,7 @@ class Emitter:
         attributes = _attributes(site, choice)
         # every input is named, "" where it is left out: onnx.reference wants the full list
         ordered = [inputs.get(name, "") for name in self.operator.inputs]
-        self._result(site, ordered, attributes, output)
+        self._result(site, ordered, attributes, output, inputs)
 
     def score_shape(self, site: Site, start: int, end: int | None, rank: int, output: str) -> None:
         """Write `output`, the shape of scores of `rank`, from the shapes of Q and K."""
@@ -113,11 +115,18 @@ class Emitter:
         return self.builder.dims(operand.tensor, place)
 
     def _result(
-        self, site: Site, inputs: list[str], attributes: dict[str, Attribute], output: str
+        self,
+        site: Site,
+        inputs: list[str],
+        attributes: dict[str, Attribute],
+        output: str,
+        named: dict[str, str],
     ) -> None:
         builder = self.builder
         name, domain = self.operator.name, self.operator.domain
         result = builder.node(name, inputs, attributes, domain=domain)[0]
+        if site.averaged:
+            result = restore_mean(builder, site, named, result, self._empty)
         emit_steps(builder, result, site.result)
         builder.nodes[-1].output[0] = output
 

@@ -125,6 +125,7 @@ class Site:
     (tensor, start, end, rank) of the Shape nodes that look at dimensions `start:end` of scores of
     that rank. `unquantized` are outputs of DequantizeLinear whose rounding the operator leaves out.
     `batch_multiple` divides the batch (windows that were folded into it).
+    With `averaged`, rows that the masks leave without any key are the mean of V.
     `notes` are remarks for the report. `proof` is the largest error of the proof, relative to the
     largest value of the output.
     """
@@ -164,6 +165,7 @@ class Site:
     score_shapes: tuple[tuple[str, int, int | None, int], ...] = ()
     unquantized: tuple[str, ...] = ()
     batch_multiple: int = 1
+    averaged: bool = False
     notes: tuple[str, ...] = ()
     proof: float | None = None
 

@@ -21,7 +21,7 @@ from graphs import (
     tensor,
 )
 from onnx import ModelProto, NodeProto
-from running import both_ways, optimized, run
+from running import both_ways, close, only_site, optimized, rewritten, run
 
 EMPTY = (0, slice(None), slice(0, 5))
 """Queries 0 to 4 of batch 0: they see only padding."""
@@ -123,3 +123,68 @@ def check(model: ModelProto, feeds: dict[str, Array], folder: Path) -> bool:
             got[EMPTY] = wanted[EMPTY]
         np.testing.assert_allclose(got, wanted, atol=tolerance, rtol=0)
     return noted
+
+
+def banded(window: int, group: int) -> ModelProto:
+    """Causal, perhaps windowed, and padding in one condition, filled with the lowest number."""
+    repeat = [
+        node(op, inputs, result)
+        for x in ("k", "v")
+        for op, inputs, result in (
+            ("Unsqueeze", f"{x} two", f"{x}5"),
+            ("Expand", f"{x}5 times", f"{x}6"),
+            ("Reshape", f"{x}6 heads", f"{x}4"),
+        )
+    ]
+    keys, values = ("k4", "v4") if group > 1 else ("k", "v")
+    nodes = [
+        *(repeat if group > 1 else []),
+        node("Shape", keys, "sizes"),
+        node("Gather", "sizes at", "t"),
+        node("Range", "zero t one", "columns"),
+        node("Unsqueeze", "columns last", "rows"),
+        node("LessOrEqual", "columns rows", "causal"),
+        node("Sub", "rows window", "first"),
+        node("GreaterOrEqual", "columns first", "near"),
+        node("And", "causal near", "band"),
+        node("And", "band padding", "kept"),
+        node("Where", "kept nought low", "mask"),
+        node("Transpose", keys, "kt", perm=[0, 1, 3, 2]),
+        node("MatMul", "q kt", "raw"),
+        node("Mul", "raw c", "scaled"),
+        node("Add", "scaled mask", "z"),
+        node("Softmax", "z", "p", axis=-1),
+        node("MatMul", f"p {values}", "y"),
+    ]
+    numbers = {"two": [2], "times": [1, 1, group, 1, 1], "heads": [0, 4, -1, 16], "last": [1]}
+    numbers |= {"at": 2, "zero": 0, "one": 1, "window": window}  # type: ignore[dict-item]
+    stored = [C, tensor("low", LOWEST), tensor("nought", 0.0)]
+    stored += [tensor(name, value, np.int64) for name, value in numbers.items()]
+    shapes = {"q": 4, "k": 4 // group, "v": 4 // group}
+    inputs = [(name, FLOAT, ["b", heads, "s", 16]) for name, heads in shapes.items()]
+    inputs.append(("padding", BOOL, ["b", 1, 1, "s"]))
+    return build(nodes, inputs, [("y", FLOAT, ["b", 4, "s", 16])], stored)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("window", [5, 1 << 40])
+def test_rows_without_keys_average_v_as_the_original(
+    window: int, group: int, tmp_path: Path
+) -> None:
+    model = banded(window, group)
+    site = only_site(model, tmp_path)
+    assert (site.averaged, site.causal, site.notes) == (True, True, ())
+    assert site.left_window == (window if window < 100 else -1)
+    rng = np.random.default_rng(0)
+    for length in (7, 40):
+        feeds: dict[str, Array] = {
+            name: rng.standard_normal((2, heads, length, 16)).astype(np.float32)
+            for name, heads in (("q", 4), ("k", 4 // group), ("v", 4 // group))
+        }
+        padding = np.ones((2, 1, 1, length), np.bool_)
+        padding[0, ..., :4] = False
+        padding[1, ..., 2:] = rng.random(length - 2) < 0.3
+        feeds["padding"] = padding
+        truth = run(save(model, tmp_path), feeds, library=False)["y"].astype(np.float64)
+        for result in both_ways(rewritten(model, tmp_path), feeds):
+            close(result["y"], truth, 2e-5)

@@ -364,7 +364,8 @@ def test_what_hangs_on_data_stays_in_its_smallest_form(name: str, tmp_path: Path
     site = _check(case, tmp_path)
     assert _attributes(site) == (case.causal, -1, -1, False, 1)
     assert len(site.masks[0].sizes) < 3 or site.masks[0].sizes[1:3] == (1, 1)
-    assert site.notes == ((case.note,) if case.note else ())
+    assert site.averaged == (name == "and, lowest")
+    assert site.notes == ((case.note,) if case.note and not site.averaged else ())
 
 
 def _from_position_ids(w: Masks) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from sparsify.masks.lengths import PROBE, Lengths
 from sparsify.masks.reading import Reading
 from sparsify.masks.source import Array
 from sparsify.masks.terms import Term
-from sparsify.site import VANISHES, Mask, Site
+from sparsify.site import ABSORBS, VANISHES, Mask, Site
 
 _AT = (PROBE, Lengths(2, 6, 0), Lengths(2, 1, 9), Lengths(2, 35, 4))
 
@@ -31,6 +31,27 @@ def agrees(
     ]
     compared = [result for result in results if result is not None]
     return bool(compared) and all(compared)
+
+
+def one_fill(reading: Reading, site: Site, mask: Mask, rest: list[Term]) -> bool:
+    """Whether everything that a mask masks becomes the same number, in which a score is lost."""
+    if mask.kind != "add":
+        return mask.fill <= ABSORBS and mask.fill > float("-inf")
+    rng = np.random.default_rng(0)
+    fills: set[float] = set()
+    for roles in reading.roles(site):
+        for lengths in _AT:
+            shapes = reading.shapes([mask.operand.tensor], roles, lengths)
+            if any(term.tensor not in shapes.dims for term in rest):
+                return False
+            drawn = {term.tensor: _drawn(term, shapes, rng) for term in rest}
+            cut = reading.evaluator.cut([mask.operand.tensor], shapes, drawn)
+            found = cut and reading.evaluator.run([mask.operand.tensor], cut, shapes, drawn)
+            if found:
+                with np.errstate(all="ignore"):
+                    sums = found[mask.operand.tensor].astype(np.float64) * mask.factor
+                fills |= set(np.unique(sums[sums <= VANISHES]).tolist())
+    return len(fills) == 1 and float("-inf") < min(fills) <= ABSORBS
 
 
 def _agrees_at(

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 
+from onnx import TensorProto
+
 from sparsify.layout import Unsqueeze
-from sparsify.masks.check import agrees
+from sparsify.masks.check import agrees, one_fill
 from sparsify.masks.forms import Band, Extent
 from sparsify.masks.reading import Known, Reading, reading_of
 from sparsify.masks.source import source_of
@@ -16,6 +18,7 @@ from sparsify.site import Mask, Operand, Site
 
 _EMPTY = "empty_rows:"
 _MEAN = f"{_EMPTY} original mean(V) -> 0"
+_BIASED = f"{_EMPTY} mean(V) as in the original, unless the bias masks keys too"
 _NAN = f"{_EMPTY} original NaN -> 0"
 
 _NEVER = float("-inf")
@@ -67,7 +70,24 @@ class Masks:
         for part in parts:
             if part.changed and not self._checked(reading, site, part, bottom_right):
                 return site
-        return _rewritten(site, parts, known, bottom_right)
+        found = _rewritten(site, parts, known, bottom_right)
+        return self._averaged(reading, site, found, parts)
+
+    def _averaged(self, reading: Reading, site: Site, found: Site, parts: list[Part]) -> Site:
+        """The site with rows without keys as they were, where positions and padding tell them."""
+        changed = [part for part in parts if part.changed]
+        if _MEAN not in found.notes or not _tells_empty_rows(found) or len(changed) != 1:
+            return found
+        part = changed[0]
+        key = ("one fill", part)
+        if key not in self._agreed:
+            self._agreed[key] = one_fill(reading, site, part.mask, list(part.rest))
+        if not self._agreed[key]:
+            return found
+        biased = any(mask.kind == "add" for mask in found.masks)
+        notes = tuple(note for note in found.notes if note != _MEAN)
+        notes = (*notes, _BIASED) if biased else notes
+        return replace(found, averaged=True, notes=notes)
 
     def _checked(self, reading: Reading, site: Site, part: Part, bottom_right: bool) -> bool:
         key = (part, bottom_right)
@@ -76,6 +96,16 @@ class Masks:
                 reading, site, part.mask, list(part.rest), part.band, bottom_right
             )
         return self._agreed[key]
+
+
+def _tells_empty_rows(site: Site) -> bool:
+    """Whether one padding mask and a band that ends at the query say which rows have no key."""
+    forbidding = [mask for mask in site.masks if mask.kind != "add"]
+    if len(forbidding) != 1 or site.element_type != TensorProto.FLOAT:
+        return False
+    (mask,) = forbidding
+    padding = mask.forbids and len(mask.sizes) == 4 and mask.sizes[1:3] == (1, 1)
+    return padding and not mask.tiled and (site.causal or site.right_window < 0)
 
 
 def _readable(mask: Mask) -> bool:
