@@ -57,7 +57,7 @@ class Prologue:
         kind: int | None = None,
     ) -> str:
         """Declare a tensor of the graph, whose open sizes have `names`; its name."""
-        known = sizes_of(tensor)
+        known = dims(tensor)
         sizes = tuple(names)
         if known is not None and len(known) == len(sizes):
             sizes = tuple(n if k is None else k for k, n in zip(known, sizes, strict=True))
@@ -81,12 +81,6 @@ def refusal(scope: Scope, node: Node, obstacle: Obstacle) -> Refusal:
     return Refusal(obstacle[0], obstacle[1], scope.name, (label(node),))
 
 
-def sizes_of(tensor: Tensor) -> Dims | None:
-    """The sizes of a tensor; files of old tools write -1 for an open one."""
-    known = dims(tensor)
-    return None if known is None else tuple(s if s is None or s >= 0 else None for s in known)
-
-
 def optional(node: Node, index: int) -> Tensor | None:
     """An input of a node, None where it is left out."""
     present = index < len(node.inputs) and bool(node.inputs[index].name)
@@ -108,7 +102,7 @@ def split_heads(heads: int) -> tuple[Step, ...]:
 
 def width(tensor: Tensor | None, depth: int = _CLIMB) -> int | None:
     """The last size of a tensor; through operators that shape inference does not know."""
-    known = sizes_of(tensor) if tensor is not None else None
+    known = dims(tensor) if tensor is not None else None
     if tensor is None or depth == 0 or (known and known[-1] is not None):
         return known[-1] if known else None
     node = producer(tensor)
@@ -151,7 +145,7 @@ def total(past: int | None, new: int | None) -> int | None:
 def score_mask(tensor: Tensor) -> Mask:
     """A mask as the operators take it: bool keeps, any other type is added to the scores."""
     kind = element_type(tensor) or BOOL
-    sizes = sizes_of(tensor) or (None,) * 4
+    sizes = dims(tensor) or (None,) * 4
     return Mask("keep" if kind == BOOL else "add", Operand(tensor.name), kind, sizes=sizes)
 
 

@@ -6,7 +6,7 @@ Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparsify.constants import Dims
+from sparsify.constants import Dims, dims
 from sparsify.layout import emit_steps
 from sparsify.site import Operand, Refusal, Site
 from sparsify.view import Node, Scope, label
@@ -19,7 +19,6 @@ from sparsify_plugins.matchers.fused import (
     prologue,
     refusal,
     score_mask,
-    sizes_of,
     split,
     split_heads,
     total,
@@ -67,7 +66,7 @@ def _widths(node: Node) -> tuple[int, ...] | None:
     given = node.attrs.get("qkv_hidden_sizes")
     if given:
         return tuple(int(size) for size in given)
-    sizes = sizes_of(node.inputs[_WEIGHTS])
+    sizes = dims(node.inputs[_WEIGHTS])
     whole = sizes[-1] if sizes else None
     return None if whole is None else (whole // 3,) * 3
 
@@ -115,7 +114,7 @@ def _site(scope: Scope, node: Node, before: Prologue) -> Site:
 
 def _outer(node: Node) -> Dims:
     """Batch and length of the input, where it is open those of the mask."""
-    batch, length = (sizes_of(node.inputs[_INPUT]) or (None, None))[:2]
+    batch, length = (dims(node.inputs[_INPUT]) or (None, None))[:2]
     mask = optional(node, _MASK)
     sizes = (mask_sizes(mask) if mask is not None else None) or (None,)
     if length is None and optional(node, _PAST) is None and len(sizes) > 1:
@@ -125,13 +124,13 @@ def _outer(node: Node) -> Dims:
 
 def _past_length(node: Node) -> int | None:
     past = optional(node, _PAST)
-    return 0 if past is None else (sizes_of(past) or (None,) * 5)[3]
+    return 0 if past is None else (dims(past) or (None,) * 5)[3]
 
 
 def _projected(node: Node, before: Prologue, widths: tuple[int, ...], kind: int) -> list[str]:
     """Q, K and V as `[batch, length, width]`."""
     builder, whole = before.builder, sum(widths)
-    outer = (sizes_of(node.inputs[index]) for index in (_WEIGHTS, _INPUT))
+    outer = (dims(node.inputs[index]) for index in (_WEIGHTS, _INPUT))
     known = [sizes[0 if i == 0 else -1] for i, sizes in enumerate(outer) if sizes]
     rows: int | str = next((size for size in known if size is not None), "q_heads*head_dim")
     x = before.read(node.inputs[_INPUT], ("batch", "q_length", rows), kind=kind)

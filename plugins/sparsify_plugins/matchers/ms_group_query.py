@@ -6,7 +6,7 @@ Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparsify.constants import Dims
+from sparsify.constants import Dims, dims
 from sparsify.layout import emit_steps
 from sparsify.site import Mask, Operand, Refusal, Site
 from sparsify.view import Node, Scope, element_type, label
@@ -22,7 +22,6 @@ from sparsify_plugins.matchers.fused import (
     prologue,
     refusal,
     score_names,
-    sizes_of,
     split,
     split_heads,
     used,
@@ -77,13 +76,13 @@ def _obstacle(scope: Scope, node: Node) -> Obstacle | None:
     if node.attrs.get("do_rotary", 0) and width(optional(node, _COS)) is None:
         return "fused_unsupported", "how many components it rotates is not known"
     bias = optional(node, _BIAS)
-    if bias is not None and len(sizes_of(bias) or ()) != 4:
+    if bias is not None and len(dims(bias) or ()) != 4:
         return "mask_unsupported", "its attention_bias is not known to have 4 dimensions"
     return None
 
 
 def _head_dim(node: Node) -> int | None:
-    past = sizes_of(node.inputs[_PAST_KEY]) if optional(node, _PAST_KEY) is not None else None
+    past = dims(node.inputs[_PAST_KEY]) if optional(node, _PAST_KEY) is not None else None
     if past is not None and past[-1] is not None:
         return past[-1]
     heads, kv_heads = int(node.attrs["num_heads"]), int(node.attrs["kv_num_heads"])
@@ -157,7 +156,7 @@ class _Reader:
         )
 
     def _outer(self) -> Dims:
-        return (sizes_of(self.node.inputs[_Q]) or (None, None))[:2]
+        return (dims(self.node.inputs[_Q]) or (None, None))[:2]
 
     def _parts(self) -> list[str]:
         """Q and the new keys and values, divided into heads."""
@@ -206,7 +205,7 @@ class _Reader:
     def _total(self) -> str:
         """The largest number of keys of any batch, 0-D int64."""
         builder, total = self.before.builder, self.node.inputs[_TOTAL]
-        rank = len(sizes_of(total) or (1,))
+        rank = len(dims(total) or (1,))
         name = self.before.read(total, (1,) * rank, "k_length", element_type(total) or INT32)
         return builder.reshape(builder.cast(name, INT64), builder.constant([], "int64"))
 
@@ -246,7 +245,7 @@ class _Reader:
         bias = optional(self.node, _BIAS)
         if bias is None:
             return ()
-        sizes, builder = sizes_of(bias) or (None,) * 4, self.before.builder
+        sizes, builder = dims(bias) or (None,) * 4, self.before.builder
         name = self.before.read(bias, score_names(sizes), "bias", self.kind)
         missing = builder.op("Sub", builder.dims(key, 2), builder.dims(name, 3))
         name = extended(builder, name, 4, missing, self._number(0.0))

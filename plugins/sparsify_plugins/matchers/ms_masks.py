@@ -6,7 +6,7 @@ key lengths, which spare the work; every other mask stays what it is, a number.
 
 from dataclasses import dataclass
 
-from sparsify.constants import Dims
+from sparsify.constants import Dims, dims
 from sparsify.layout import Step, Unsqueeze
 from sparsify.site import VANISHES, Mask, Operand
 from sparsify.view import Node, Tensor, element_type, producer
@@ -16,7 +16,6 @@ from sparsify_plugins.matchers.fused import (
     Prologue,
     lengths_of_keys,
     padding_bias,
-    sizes_of,
 )
 
 _FILTER = -10000.0
@@ -40,7 +39,7 @@ def mask_obstacle(node: Node, mask: Tensor | None) -> Obstacle | None:
         return None
     if sizes is None or len(sizes) != 1:
         return "mask_unsupported", f"its mask has {len(sizes) if sizes else 'unknown'} dimensions"
-    if sizes[0] is not None and (sizes_of(node.inputs[0]) or (None,))[0] not in (None, sizes[0]):
+    if sizes[0] is not None and (dims(node.inputs[0]) or (None,))[0] not in (None, sizes[0]):
         return "mask_unsupported", "its mask has several numbers for each sequence"
     if _filter(node) > VANISHES:
         return "mask_unsupported", "its mask_filter_value leaves masked keys some weight"
@@ -54,7 +53,7 @@ def _filter(node: Node) -> float:
 def mask_sizes(mask: Tensor) -> Dims | None:
     """The sizes of a mask; an embedding of ONNX Runtime gives lengths."""
     node = producer(mask)
-    known = sizes_of(mask)
+    known = dims(mask)
     return (None,) if known is None and node is not None and node.op in _LENGTHS else known
 
 

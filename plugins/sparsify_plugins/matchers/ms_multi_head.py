@@ -6,7 +6,7 @@ Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparsify.constants import Dims
+from sparsify.constants import Dims, dims
 from sparsify.layout import emit_steps
 from sparsify.site import Operand, Refusal, Site
 from sparsify.view import Node, Scope, label
@@ -20,7 +20,6 @@ from sparsify_plugins.matchers.fused import (
     prologue,
     refusal,
     score_mask,
-    sizes_of,
     split_heads,
     total,
     used,
@@ -87,7 +86,7 @@ def _unequal(node: Node) -> bool:
 
 def _rank(node: Node) -> int | None:
     """The rank of the key; with a cache, or as wide as the query, it is not yet divided."""
-    known = sizes_of(node.inputs[_K])
+    known = dims(node.inputs[_K])
     if known is not None:
         return len(known)
     undivided = optional(node, _PAST_KEY) is not None or width(node.inputs[_K]) == width(
@@ -115,7 +114,7 @@ class _Reader:
 
     def sizes(self, index: int) -> Dims:
         """`[batch, heads, length, dim]` of an operand."""
-        known = sizes_of(self.node.inputs[index])
+        known = dims(self.node.inputs[index])
         if known is not None and len(known) == 4:
             return known
         batch, length = (known or (None, None))[:2]
@@ -124,7 +123,7 @@ class _Reader:
 
     def past_length(self) -> int | None:
         past = optional(self.node, _PAST_KEY)
-        return 0 if past is None else (sizes_of(past) or (None,) * 4)[2]
+        return 0 if past is None else (dims(past) or (None,) * 4)[2]
 
     def site(self) -> Site:
         node, before = self.node, self.before

@@ -6,7 +6,7 @@ Source: https://onnx.ai/onnx/operators/onnx__Attention.html
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparsify.constants import Dims
+from sparsify.constants import Dims, dims
 from sparsify.layout import Step, emit_steps
 from sparsify.site import Mask, Operand, Refusal, Site
 from sparsify.view import FLOATS, Node, Scope, Tensor, element_type, label
@@ -24,7 +24,6 @@ from sparsify_plugins.matchers.fused import (
     refusal,
     score_mask,
     score_names,
-    sizes_of,
     split_heads,
     total,
     used,
@@ -56,7 +55,7 @@ MATCHER = OnnxAttentionMatcher()
 def _obstacle(scope: Scope, node: Node) -> Obstacle | None:
     if used(scope, node, _PRODUCT):
         return "probabilities_shared", f"its output {node.outputs[_PRODUCT].name} is used"
-    sizes = [sizes_of(node.inputs[index]) for index in _HEADS]
+    sizes = [dims(node.inputs[index]) for index in _HEADS]
     ranks = {len(known) for known in sizes if known is not None}
     if len(ranks) != 1 or ranks.isdisjoint({3, 4}):
         return "rank_unsupported", "the rank of Q, K and V is not known to be 3 or 4"
@@ -117,7 +116,7 @@ def _site(scope: Scope, node: Node) -> Site:
 
 def _sizes(node: Node, index: int) -> Dims:
     """The sizes `[batch, heads, length, dim]` of one operand, None where open."""
-    sizes = sizes_of(node.inputs[index]) or (None,) * 4
+    sizes = dims(node.inputs[index]) or (None,) * 4
     if len(sizes) == 4:
         return sizes
     batch, length, hidden = sizes
@@ -126,7 +125,7 @@ def _sizes(node: Node, index: int) -> Dims:
 
 
 def _steps(node: Node, index: int) -> tuple[Step, ...]:
-    if any(len(sizes_of(node.inputs[i]) or ()) == 4 for i in _HEADS):
+    if any(len(dims(node.inputs[i]) or ()) == 4 for i in _HEADS):
         return ()
     return split_heads(int(node.attrs[_HEADS[index]]))
 
@@ -143,7 +142,7 @@ def _scale(node: Node, head_dim: int | None) -> float | None:
 def _past_length(node: Node) -> int | None:
     """The length of the cache: 0 where there is none, None where it is open."""
     past = optional(node, _PAST_KEY)
-    return 0 if past is None else (sizes_of(past) or (None,) * 4)[2]
+    return 0 if past is None else (dims(past) or (None,) * 4)[2]
 
 
 def _total_length(node: Node) -> int | None:
@@ -208,7 +207,7 @@ def _masks(scope: Scope, node: Node, before: Prologue) -> tuple[Mask, ...]:
 
 def _fits(node: Node, mask: Tensor) -> bool:
     """Whether the graph says that the mask is as long as the keys."""
-    length = (sizes_of(mask) or (None,))[-1]
+    length = (dims(mask) or (None,))[-1]
     if length is not None and length == _total_length(node):
         return True
     if optional(node, _PAST_KEY) is not None or not mask.shape or not node.inputs[_K].shape:
@@ -220,7 +219,7 @@ def _fits(node: Node, mask: Tensor) -> bool:
 
 def _padded(node: Node, before: Prologue, mask: Tensor) -> Mask:
     """The mask with what forbids appended up to the number of keys."""
-    builder, sizes = before.builder, sizes_of(mask)
+    builder, sizes = before.builder, dims(mask)
     kind = element_type(mask) or BOOL
     if sizes is None:
         return score_mask(mask)
