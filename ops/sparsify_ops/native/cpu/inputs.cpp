@@ -13,16 +13,17 @@ constexpr const char* kNames[] = {"Q",         "K",         "V",           "bloc
 
 [[noreturn]] void fail(const std::string& text) { throw Failure("SparseAttention: " + text); }
 
-std::string text(const std::vector<int64_t>& shape) {
+std::string text(const int64_t* shape, size_t rank) {
   std::string out;
-  for (int64_t n : shape) out += (out.empty() ? "" : ", ") + std::to_string(n);
+  for (size_t i = 0; i < rank; ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
   return "[" + out + "]";
 }
+std::string text(const Tensor& t) { return text(t.shape, t.rank); }
 
 void expect_rank(const Tensor& t, size_t rank, const char* name) {
-  if (t.shape.size() == rank) return;
+  if (t.rank == rank) return;
   fail(std::string("input ") + name + " must have " + std::to_string(rank) + " dimensions, but its shape is " +
-       text(t.shape) + ".");
+       text(t) + ".");
 }
 
 void expect_one_or(int64_t n, int64_t wanted, const char* name, const char* dimension) {
@@ -36,28 +37,27 @@ void expect(bool holds, const char* attribute, const char* rule) {
 }
 
 // Strides of a contiguous tensor broadcast to four dimensions; dimensions of length 1 get stride 0.
-void broadcast(const Tensor& t, const std::vector<int64_t>& to, const char* name, int64_t (&stride)[4]) {
-  const size_t rank = t.shape.size();
-  if (rank < 1 || rank > 4) fail(std::string("input ") + name + " must have 1 to 4 dimensions.");
+void broadcast(const Tensor& t, const int64_t (&to)[4], const char* name, int64_t (&stride)[4]) {
+  if (t.rank < 1 || t.rank > 4) fail(std::string("input ") + name + " must have 1 to 4 dimensions.");
   int64_t step = 1;
   for (size_t i = 0; i < 4; ++i) {
-    const int64_t n = i < rank ? t.shape[rank - 1 - i] : 1;
+    const int64_t n = i < t.rank ? t.shape[t.rank - 1 - i] : 1;
     if (n != 1 && n != to[3 - i]) {
-      fail(std::string("input ") + name + " of shape " + text(t.shape) + " does not broadcast to " + text(to) + ".");
+      fail(std::string("input ") + name + " of shape " + text(t) + " does not broadcast to " + text(to, 4) + ".");
     }
     stride[3 - i] = n == 1 ? 0 : step;
     step *= n;
   }
 }
 
-std::vector<int64_t> per_batch(const Tensor& t, int64_t batch, int64_t neutral, const char* name) {
-  if (!t) return std::vector<int64_t>(batch, neutral);
+// A vector with one entry, or one for each of `n`.
+template <class T>
+void read_vector(const Tensor& t, int64_t n, const char* name, const char* dimension, View<T>& view) {
+  if (!t) return;
   expect_rank(t, 1, name);
-  expect_one_or(t.shape[0], batch, name, "batch");
-  const int64_t* data = static_cast<const int64_t*>(t.data);
-  std::vector<int64_t> out(batch);
-  for (int64_t b = 0; b < batch; ++b) out[b] = data[t.shape[0] == 1 ? 0 : b];
-  return out;
+  expect_one_or(t.shape[0], n, name, dimension);
+  view.data = static_cast<const T*>(t.data);
+  view.stride[0] = t.shape[0] == 1 ? 0 : 1;
 }
 
 bool all_kept(const Tensor& counts) {
@@ -90,7 +90,7 @@ void check(const Attributes& a) {
 
 int64_t Tensor::size() const {
   int64_t n = 1;
-  for (int64_t d : shape) n *= d;
+  for (size_t i = 0; i < rank; ++i) n *= shape[i];
   return n;
 }
 
@@ -105,12 +105,11 @@ Tensor read_tensor(const Runtime& ort, const OrtValue* value, const char* name, 
   int found = 0;
   ort.call(kGetElementType, "tell an input's type", info, &found);
   if (found != element) fail(std::string("input ") + name + " has the wrong element type.");
-  size_t rank = 0;
-  ort.call(kGetDimensionsCount, "tell an input's rank", info, &rank);
   Tensor t;
   t.present = true;
-  t.shape.resize(rank);
-  ort.call(kGetDimensions, "tell an input's shape", info, t.shape.data(), rank);
+  ort.call(kGetDimensionsCount, "tell an input's rank", info, &t.rank);
+  if (t.rank > Tensor::kMostDims) fail(std::string("input ") + name + " has more than 8 dimensions.");
+  ort.call(kGetDimensions, "tell an input's shape", info, t.shape, t.rank);
   ort.call(kGetTensorMutableData, "give an input's data", const_cast<OrtValue*>(value), &t.data);
   return t;
 }
@@ -134,28 +133,36 @@ Attributes read_attributes(const Runtime& ort, const OrtKernelInfo* info) {
   return a;
 }
 
-Tensor Inputs::take(const Runtime& ort, const OrtKernelContext* context, size_t index, int element) const {
-  const OrtValue* value = nullptr;
-  if (index < given_) ort.call(kGetInput, "hand over an input", context, index, &value);
-  if (value) return read_tensor(ort, value, kNames[index], element);
-  if (index < 3) fail(std::string("input ") + kNames[index] + " is missing.");
-  return {};
-}
+namespace {
 
-const float* Inputs::floats(const Tensor& t, int element, const Isa& isa, const Loop& loop) {
-  if (!t || element == kOrtFloat) return static_cast<const float*>(t.data);
-  converted_.emplace_back(new float[static_cast<size_t>(t.size()) + 1]);
-  to_float(isa, loop, element, t.data, converted_.back().get(), t.size());
-  return converted_.back().get();
-}
+// Reads inputs one by one; those left out at the end need not be declared.
+class Reader {
+ public:
+  Reader(const Runtime& ort, const OrtKernelContext* context) : ort_(ort), context_(context) {
+    ort.call(kGetInputCount, "count the inputs", context, &given_);
+  }
+  Tensor take(size_t index, int element) const {
+    const OrtValue* value = nullptr;
+    if (index < given_) ort_.call(kGetInput, "hand over an input", context_, index, &value);
+    if (value) return read_tensor(ort_, value, kNames[index], element);
+    if (index < 3) fail(std::string("input ") + kNames[index] + " is missing.");
+    return {};
+  }
 
-void Inputs::read_sizes(const Tensor& q, const Tensor& k, const Tensor& v) {
+ private:
+  const Runtime& ort_;
+  const OrtKernelContext* context_;
+  size_t given_ = 0;
+};
+
+void read_sizes(const Tensor& q, const Tensor& k, const Tensor& v, Problem& p) {
   expect_rank(q, 4, "Q"), expect_rank(k, 4, "K"), expect_rank(v, 4, "V");
-  problem.sizes = {q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]};
-  const Sizes& s = problem.sizes;
+  p.sizes = {q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]};
+  p.q = q.data, p.k = k.data, p.v = v.data;
+  const Sizes& s = p.sizes;
   if (k.shape[0] != s.batch || v.shape[0] != s.batch || v.shape[1] != s.kv_heads || v.shape[2] != s.k_len ||
       k.shape[3] != s.qk_dim) {
-    fail("Q " + text(q.shape) + ", K " + text(k.shape) + " and V " + text(v.shape) +
+    fail("Q " + text(q) + ", K " + text(k) + " and V " + text(v) +
          " do not fit together; expected [B, Hq, Sq, D], [B, Hkv, Sk, D] and [B, Hkv, Sk, Dv].");
   }
   if (s.q_heads && (s.kv_heads == 0 || s.q_heads % s.kv_heads)) {
@@ -166,11 +173,11 @@ void Inputs::read_sizes(const Tensor& q, const Tensor& k, const Tensor& v) {
   if (s.q_len >= most || s.k_len >= most) fail("sequences must be shorter than 2^31.");
 }
 
-void Inputs::read_selection(const Tensor& indices, const Tensor& counts) {
+void read_selection(const Tensor& indices, const Tensor& counts, Problem& p) {
   if (!indices && !counts) return;
   if (!indices || !counts) fail("block_indices and block_count must be given together or both left out.");
   expect_rank(indices, 4, "block_indices"), expect_rank(counts, 3, "block_count");
-  const int64_t batch = problem.sizes.batch, heads = problem.sizes.q_heads, blocks = problem.q_blocks();
+  const int64_t batch = p.sizes.batch, heads = p.sizes.q_heads, blocks = p.q_blocks();
   expect_one_or(counts.shape[0], batch, "block_count", "batch");
   expect_one_or(counts.shape[1], heads, "block_count", "head");
   expect_one_or(counts.shape[2], blocks, "block_count", "query-block");
@@ -181,54 +188,46 @@ void Inputs::read_selection(const Tensor& indices, const Tensor& counts) {
     fail("input block_indices: its query-block dimension must be " + std::to_string(blocks) + ", not " +
          std::to_string(indices.shape[2]) + ".");
   }
-  problem.listed = indices.shape[3];
-  broadcast(indices, {batch, heads, blocks, problem.listed}, "block_indices", problem.indices.stride);
-  problem.indices.data = static_cast<const int32_t*>(indices.data);
-  const int64_t* n = counts.shape.data();
-  int64_t(&step)[4] = problem.counts.stride;
+  p.listed = indices.shape[3];
+  broadcast(indices, {batch, heads, blocks, p.listed}, "block_indices", p.indices.stride);
+  p.indices.data = static_cast<const int32_t*>(indices.data);
+  const int64_t* n = counts.shape;
+  int64_t(&step)[4] = p.counts.stride;
   step[0] = n[0] == 1 ? 0 : n[1] * n[2], step[1] = n[1] == 1 ? 0 : n[2], step[2] = n[2] == 1 ? 0 : 1;
-  problem.counts.data = static_cast<const int32_t*>(counts.data);
+  p.counts.data = static_cast<const int32_t*>(counts.data);
 }
 
-void Inputs::read_vectors(const Tensor& lengths, const Tensor& offsets, const Tensor& sinks, const float* values) {
-  const Sizes& s = problem.sizes;
-  for (int64_t n : per_batch(lengths, s.batch, s.k_len, "key_lengths")) {
-    problem.key_lengths.push_back(static_cast<int32_t>(std::max<int64_t>(0, std::min(n, s.k_len))));
-  }
-  problem.query_offsets = per_batch(offsets, s.batch, 0, "query_offset");
-  problem.sinks.assign(s.q_heads, -std::numeric_limits<float>::infinity());
-  if (!sinks) return;
-  expect_rank(sinks, 1, "sinks");
-  expect_one_or(sinks.shape[0], s.q_heads, "sinks", "head");
-  for (int64_t h = 0; h < s.q_heads; ++h) problem.sinks[h] = values[sinks.shape[0] == 1 ? 0 : h];
+// The neutral mask and bias, one True or one 0, are as good as none.
+void read_masks(const Tensor& mask, const Tensor& bias, Problem& p) {
+  const Sizes& s = p.sizes;
+  const int64_t scores[4] = {s.batch, s.q_heads, s.q_len, s.k_len};
+  if (mask) broadcast(mask, scores, "attn_mask", p.mask.stride);
+  if (bias) broadcast(bias, scores, "attn_bias", p.bias.stride);
+  const auto* allowed = static_cast<const uint8_t*>(mask.data);
+  if (mask && !(mask.size() == 1 && *allowed)) p.mask.data = allowed;
+  if (bias && !(bias.size() == 1 && float_at(p.element, bias.data, 0) == 0)) p.bias.data = bias.data;
 }
 
-Inputs::Inputs(const Runtime& ort, const OrtKernelContext* context, const Attributes& attributes, int element,
-               const Isa& isa, const Loop& loop) {
-  problem.attributes = attributes;
-  ort.call(kGetInputCount, "count the inputs", context, &given_);
-  const Tensor q = take(ort, context, 0, element), k = take(ort, context, 1, element);
-  const Tensor v = take(ort, context, 2, element);
-  read_sizes(q, k, v);
-  const Tensor indices = take(ort, context, 3, kOrtInt32), counts = take(ort, context, 4, kOrtInt32);
-  read_selection(indices, counts);
+Element element_of(int type) {
+  return type == kOrtFloat ? Element::f32 : type == kOrtHalf ? Element::f16 : Element::bf16;
+}
+
+}  // namespace
+
+Problem read_problem(const Runtime& ort, const OrtKernelContext* context, const Attributes& attributes, int element) {
+  const Reader reader(ort, context);
+  Problem p{};
+  p.attributes = attributes;
+  p.element = element_of(element);
+  read_sizes(reader.take(0, element), reader.take(1, element), reader.take(2, element), p);
+  read_selection(reader.take(3, kOrtInt32), reader.take(4, kOrtInt32), p);
   // With every block kept the block size means nothing; this one suits the kernel.
-  if (!problem.counts) problem.attributes.q_block = 64, problem.attributes.residual = Residual::none;
-  const Sizes& s = problem.sizes;
-  const std::vector<int64_t> scores{s.batch, s.q_heads, s.q_len, s.k_len};
-  const Tensor mask = take(ort, context, 5, kOrtBool), bias = take(ort, context, 6, element);
-  if (mask) broadcast(mask, scores, "attn_mask", problem.mask.stride);
-  if (mask && !(mask.size() == 1 && *static_cast<const uint8_t*>(mask.data))) {
-    problem.mask.data = static_cast<const uint8_t*>(mask.data);
-  }
-  if (bias) broadcast(bias, scores, "attn_bias", problem.bias.stride);
-  const float* bias_values = floats(bias, element, isa, loop);
-  if (bias && !(bias.size() == 1 && bias_values[0] == 0)) problem.bias.data = bias_values;
-  const Tensor lengths = take(ort, context, 7, kOrtInt64), sinks = take(ort, context, 8, element);
-  read_vectors(lengths, take(ort, context, 9, kOrtInt64), sinks, floats(sinks, element, isa, loop));
-  problem.q = floats(q, element, isa, loop);
-  problem.k = floats(k, element, isa, loop);
-  problem.v = floats(v, element, isa, loop);
+  if (!p.counts) p.attributes.q_block = 64, p.attributes.residual = Residual::none;
+  read_masks(reader.take(5, kOrtBool), reader.take(6, element), p);
+  read_vector(reader.take(7, kOrtInt64), p.sizes.batch, "key_lengths", "batch", p.lengths);
+  read_vector(reader.take(8, element), p.sizes.q_heads, "sinks", "head", p.sinks);
+  read_vector(reader.take(9, kOrtInt64), p.sizes.batch, "query_offset", "batch", p.offsets);
+  return p;
 }
 
 }  // namespace sparsify

@@ -8,14 +8,25 @@ namespace sparsify {
 namespace {
 constexpr int kWidth = SPARSIFY_WIDTH;
 #include "vec.inl"
+#include "elements.inl"
 #include "tiles.inl"
+#include "group.inl"
 #include "scores.inl"
+#include "lanes.inl"
 #include "panel.inl"
-#include "half.inl"
+#include "few.inl"
 #include "sums.inl"
+
+bool is_few(const PanelJob& job) { return job.row_count <= kFewRows && job.pseudo.count == 0; }
+
+size_t scratch_bytes(const PanelJob& job) { return is_few(job) ? few_bytes(job) : panel_bytes(job); }
+
+void attend(const PanelJob& job, void* memory) { is_few(job) ? attend_few(job, memory) : attend_panels(job, memory); }
+
+void to_float(Element element, const void* from, float* to, int64_t count) {
+  for (int64_t i = 0; i < count; i += kWidth) store_some(to + i, load_elements(element, from, i, count - i), count - i);
+}
 }  // namespace
 }  // namespace sparsify
 
-#define SPARSIFY_ISA(name)                                                                                       \
-  {name, kLanes, scratch_bytes, attend, moments, row_biases, half_to_float, bfloat_to_float,      \
-   float_to_half, float_to_bfloat}
+#define SPARSIFY_ISA(name) {name, kFewRows, scratch_bytes, attend, moments, row_biases, to_float, from_float}

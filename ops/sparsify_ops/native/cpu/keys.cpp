@@ -17,11 +17,11 @@ float to_log2(float x) {
 }
 
 void add_bias(const Problem& p, int64_t batch, int64_t head, KeySets::Set& set) {
-  const float* bias = p.bias.at(batch, head);
+  const void* bias = p.bias_at(batch, head, 0);
   set.key_bias.resize(p.sizes.k_len);
   bool forbids = false, adds = false;
   for (int64_t key = 0; key < p.sizes.k_len; ++key) {
-    const float x = bias[key * p.bias.stride[3]];
+    const float x = float_at(p.element, bias, key * p.bias.stride[3]);
     set.key_bias[key] = x;
     forbids |= x == -kInfinity;
     adds |= x != 0 && x != -kInfinity;
@@ -45,36 +45,38 @@ int64_t clip(int64_t x, int64_t low, int64_t high) { return std::max(low, std::m
 
 }  // namespace
 
-KeySets make_key_sets(const Problem& p) {
+void fill_key_sets(const Problem& p, KeySets& all) {
   const bool mask = p.mask && !p.row_mask(), bias = p.bias && !p.row_bias();
   const bool by_batch = (mask && p.mask.stride[0]) || (bias && p.bias.stride[0]);
   const bool by_head = (mask && p.mask.stride[1]) || (bias && p.bias.stride[1]);
   const int64_t batches = by_batch ? p.sizes.batch : 1, heads = by_head ? p.sizes.q_heads : 1;
-  KeySets all;
   all.sets.resize(batches * heads);
   all.batch_step = by_batch ? heads : 0;
   all.head_step = by_head ? 1 : 0;
   for (int64_t i = 0; i < batches * heads; ++i) {
-    if (mask) add_mask(p, i / heads, i % heads, all.sets[i]);
-    if (bias) add_bias(p, i / heads, i % heads, all.sets[i]);
+    KeySets::Set& set = all.sets[i];
+    set.dead.clear(), set.key_bias.clear(), set.log2_bias.clear();
+    if (mask) add_mask(p, i / heads, i % heads, set);
+    if (bias) add_bias(p, i / heads, i % heads, set);
   }
-  return all;
 }
 
-Block block_at(const Problem& p, int64_t item) {
-  const int64_t blocks = p.q_blocks();
+Block block_at(const Problem& p, int64_t together, int64_t item) {
+  const int64_t blocks = p.q_blocks(), parts = (p.group() + together - 1) / together;
+  const int64_t part = item % parts, index = item / parts % blocks, pair = item / parts / blocks;
   Block b;
   // Late rows of a causal matrix see most, so they come first.
-  b.index = p.limited() ? blocks - 1 - item % blocks : item % blocks;
-  b.head = item / blocks % p.sizes.q_heads;
-  b.batch = item / blocks / p.sizes.q_heads;
+  b.index = p.limited() ? blocks - 1 - index : index;
+  b.head = pair % p.sizes.kv_heads * p.group() + part * together;
+  b.heads = std::min(together, p.group() - part * together);
+  b.batch = pair / p.sizes.kv_heads;
   b.first = b.index * p.row_block();
   b.rows = std::min(p.row_block(), p.sizes.q_len - b.first);
   return b;
 }
 
 void set_limits(const Problem& p, const Block& b, Limits& out) {
-  const int64_t length = p.key_lengths[b.batch];
+  const int64_t length = p.key_length(b.batch);
   out.any_low = out.all_low = 0;
   out.any_high = out.all_high = length - 1;
   out.low.clear();
@@ -84,7 +86,7 @@ void set_limits(const Problem& p, const Block& b, Limits& out) {
   const int64_t far = int64_t{1} << 40;  // farther than any key, and safe to add
   const int64_t left = a.left >= 0 ? std::min(a.left, far) : 4 * far;
   const int64_t right = a.causal ? 0 : a.right >= 0 ? std::min(a.right, far) : 4 * far;
-  const int64_t position = clip(p.query_offsets[b.batch], -far, far) + b.first;
+  const int64_t position = clip(p.query_offset(b.batch), -far, far) + b.first;
   for (int64_t i = 0; i < b.rows; ++i) {
     out.low.push_back(static_cast<int32_t>(clip(position + i - left, 0, length)));
     out.high.push_back(static_cast<int32_t>(clip(position + i + right, -1, length - 1)));
@@ -135,7 +137,7 @@ void append_keys(const KeySets::Set& set, int64_t begin, int64_t end, std::vecto
 
 int64_t estimated_keys(const Problem& p, const Block& b) {
   const int32_t count = p.counts ? *p.counts.at(b.batch, b.head, b.index) : -1;
-  const int64_t length = p.key_lengths[b.batch];
+  const int64_t length = p.key_length(b.batch);
   int64_t keys = count < 0 ? length : std::min(length, count * p.attributes.k_block);
   if (!p.limited()) return keys;
   Block edge = b;

@@ -20,14 +20,16 @@ struct KeySets {
   int64_t batch_step = 0, head_step = 0;
   const Set& of(int64_t batch, int64_t head) const { return sets[batch * batch_step + head * head_step]; }
 };
-KeySets make_key_sets(const Problem&);
+void fill_key_sets(const Problem&, KeySets&);
 
-// The rows of one query block of one head.
+// The rows of one query block, of one head or of several that share their keys.
 struct Block {
-  int64_t batch, head, index;
+  int64_t batch, head, heads, index;
   int64_t first, rows;
 };
-Block block_at(const Problem&, int64_t item);
+// Item `item` where up to `together` heads of a group make one block. Heads of a group follow one another, so that
+// they find their keys and values in the cache.
+Block block_at(const Problem&, int64_t together, int64_t item);
 
 // Causal and window limits of a block's rows, clipped to the keys that exist: row i sees [low[i], high[i]].
 struct Limits {

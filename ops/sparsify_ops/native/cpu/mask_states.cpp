@@ -16,9 +16,11 @@ void read_row(const Problem& p, const Block& b, int64_t row, int64_t begin, int6
     for (int64_t key = begin; key < end; ++key) yes[key - begin] = mask[key * p.mask.stride[3]] != 0;
   }
   if (!p.row_bias()) return;
-  const float* bias = p.bias.at(b.batch, b.head, b.first + row);
+  const void* bias = p.bias_at(b.batch, b.head, b.first + row);
   const float lowest = -std::numeric_limits<float>::infinity();
-  for (int64_t key = begin; key < end; ++key) yes[key - begin] &= !(bias[key * p.bias.stride[3]] == lowest);
+  for (int64_t key = begin; key < end; ++key) {
+    yes[key - begin] &= !(float_at(p.element, bias, key * p.bias.stride[3]) == lowest);
+  }
 }
 
 }  // namespace
@@ -29,15 +31,15 @@ const uint8_t* MaskStates::of(const Block& b) const {
   return states.data() + ((b.batch * heads + head) * blocks + b.index) * keys;
 }
 
-MaskStates make_states(const Problem& p) {
-  MaskStates all;
-  if (!p.row_mask() && !p.row_bias()) return all;
+void size_states(const Problem& p, MaskStates& all) {
+  all.states.clear();
+  all.keys = 0;
+  if (!p.row_mask() && !p.row_bias()) return;
   const bool by_head = (p.row_mask() && p.mask.stride[1]) || (p.row_bias() && p.bias.stride[1]);
   all.heads = by_head ? p.sizes.q_heads : 1;
   all.blocks = p.q_blocks();
   all.keys = p.sizes.k_len;
   all.states.resize(p.sizes.batch * all.heads * all.blocks * all.keys);
-  return all;
 }
 
 void fill_states(const Problem& p, int64_t index, MaskStates& all) {

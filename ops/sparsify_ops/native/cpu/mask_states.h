@@ -20,7 +20,7 @@ struct MaskStates {
 };
 
 // Sized for the problem, and empty when no mask differs between rows; fill_states computes one entry.
-MaskStates make_states(const Problem&);
+void size_states(const Problem&, MaskStates&);
 void fill_states(const Problem&, int64_t index, MaskStates&);
 
 }  // namespace sparsify

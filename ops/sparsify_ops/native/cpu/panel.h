@@ -3,6 +3,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "element.h"
+
 namespace sparsify {
 
 // Left-out groups of keys that answer as one key each. Logit addends are in units of log2, as all scores inside are.
@@ -17,30 +19,45 @@ struct PseudoKeys {
   int64_t count;
 };
 
-// Consecutive query rows of one head against an ascending list of keys.
-struct PanelJob {
-  const float* q;             // [rows][qk_dim]
-  const float* k;             // the head's keys and values, rows contiguous
-  const float* v;
+// One query row: where it lies, where its result goes, and what is its own. Rows of several heads may stand together.
+struct Row {
+  const void* q;              // [qk_dim]
+  void* y;                    // [v_dim]
+  const uint8_t* mask;        // of key 0, or null
+  const void* bias;           // likewise, natural units
+  int32_t low, high;          // the first and the last key it may see
+  float sink;                 // a natural logit, -inf for none
+};
+
+// The softmax of a row over a part of its keys, to be merged with the other parts: y is top's, not yet divided.
+struct Part {
   float* y;                   // [rows][v_dim]
-  int64_t rows, qk_dim, v_dim;
+  float* top;                 // [rows], in log2 units
+  float* total;               // [rows]
+};
+
+// Query rows that share an ascending list of keys of one key-value head.
+struct PanelJob {
+  Element element;            // of q, k, v, y and bias
+  const void* k;              // [keys][qk_dim]
+  const void* v;              // [keys][v_dim]
+  int64_t qk_dim, v_dim;
+  const Row* rows;
+  int64_t row_count;
   const int32_t* keys;
   int64_t count;
   PseudoKeys pseudo;
-  float scale, softcap, sink; // sink: a natural logit, -inf for none
+  float scale, softcap;
   const float* key_bias;      // per key, in log2 units, or null
-  const int32_t* low;         // per row: the first and the last key it may see, or null
-  const int32_t* high;
-  int32_t safe_low, safe_high;  // keys in [safe_low, safe_high] are inside the limits of every row
-  const uint8_t* mask;        // element (row, key) at row * mask_row + key * mask_key, or null
-  int64_t mask_row, mask_key;
-  const float* bias;          // likewise, natural units, or null
-  int64_t bias_row, bias_key;
+  bool limited, masked, biased;  // whether the rows' low and high, mask, bias mean anything
+  int64_t mask_key, bias_key; // strides from key to key
+  const Part* part;           // where an unfinished softmax goes; null to finish it into the rows' y
 };
 
 // A sum of rows, and of their squared distances, about a shift.
 struct Moments {
-  const float* rows;
+  Element element;
+  const void* rows;
   int64_t dim;
   const int32_t* keys;
   int64_t count;
@@ -49,7 +66,8 @@ struct Moments {
 
 // For each row, log2 of the mean of exp(bias) over some keys.
 struct RowBiases {
-  const float* bias;
+  Element element;
+  const void* bias;
   int64_t row_step, key_step, rows;
   const int32_t* keys;
   int64_t count;
@@ -57,15 +75,13 @@ struct RowBiases {
 
 struct Isa {
   const char* name;
-  int64_t lanes;  // the most rows in a panel
-  size_t (*scratch_bytes)(int64_t qk_dim, int64_t v_dim);
+  int64_t few_rows;  // up to so many rows, reading the keys costs more than computing
+  size_t (*scratch_bytes)(const PanelJob& job);
   void (*attend)(const PanelJob& job, void* scratch);  // scratch: 64-byte aligned
   float (*moments)(const Moments& what, float* sum);   // overwrites sum, returns the summed squares
   void (*row_biases)(const RowBiases& what, float* out);
-  void (*half_to_float)(const uint16_t* from, float* to, int64_t count);
-  void (*bfloat_to_float)(const uint16_t* from, float* to, int64_t count);
-  void (*float_to_half)(const float* from, uint16_t* to, int64_t count);
-  void (*float_to_bfloat)(const float* from, uint16_t* to, int64_t count);
+  void (*to_float)(Element, const void* from, float* to, int64_t count);
+  void (*from_float)(Element, const float* from, void* to, int64_t count);
 };
 
 #if defined(__x86_64__) || defined(_M_X64)

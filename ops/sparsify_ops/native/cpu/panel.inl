@@ -1,36 +1,39 @@
-// One panel from queries to outputs: transposes the queries, walks the keys in groups, keeps the running softmax.
+// Panels of query rows from queries to outputs: transposes the queries, walks the keys in groups, keeps the running
+// softmax. All panels of a job look at a group of keys before the next group is read, so that it stays in the cache.
 
-constexpr int64_t kGroup = SPARSIFY_GROUP;         // keys per softmax group; a multiple of every MR below
-constexpr int64_t kAhead = 32;                     // pointers beyond a group that tiles and prefetches look at
-constexpr int kLanes = SPARSIFY_NR * kWidth;
+constexpr int64_t kMostRows = 128;  // of a job at once: their queries and outputs have to stay in the cache as well
+constexpr int64_t kMostPanels = kMostRows / kLanes;
 
 struct Scratch {
-  float *qt, *ot, *scores, *extras, *length;
-  const float** keys;
-  const float** values;
+  Panel* panels;
+  float *scores, *extras, *length;
+  Group group;
 };
 
-static size_t scratch_bytes(int64_t qk_dim, int64_t v_dim) {
-  const int64_t floats = kLanes * (qk_dim + v_dim + 2 * (kGroup + kAhead) + 1);
-  return (size_t)floats * 4 + 2 * (kGroup + kAhead) * sizeof(float*) + 64 * 8;
+static size_t panel_bytes(const PanelJob& job) {
+  const int64_t rows = job.row_count < kMostRows ? job.row_count : kMostRows;
+  const int64_t panels = (rows + kLanes - 1) / kLanes;
+  const int64_t floats = panels * kLanes * (job.qk_dim + job.v_dim) + kLanes * (2 * kListed + 1) +
+                         group_floats(job, false);
+  return (size_t)(kMostPanels * sizeof(Panel)) + (size_t)floats * 4 + 2 * kListed * sizeof(float*);
 }
 
-INLINE Scratch carve(const PanelJob& job, void* memory) {
-  Scratch s;
-  float* at = static_cast<float*>(memory);
-  s.qt = at, at += kLanes * job.qk_dim;
-  s.ot = at, at += kLanes * job.v_dim;
-  s.scores = at, at += kLanes * (kGroup + kAhead);
-  s.extras = at, at += kLanes * (kGroup + kAhead);
+INLINE void carve(const PanelJob& job, int64_t panels, void* memory, Scratch& s) {
+  s.panels = static_cast<Panel*>(memory);
+  float* at = reinterpret_cast<float*>(s.panels + kMostPanels);
+  for (int64_t i = 0; i < panels; ++i) {
+    s.panels[i].qt = at, at += kLanes * job.qk_dim;
+    s.panels[i].ot = at, at += kLanes * job.v_dim;
+  }
+  s.scores = at, at += kLanes * kListed;
+  s.extras = at, at += kLanes * kListed;
   s.length = at, at += kLanes;
-  s.keys = reinterpret_cast<const float**>(at);
-  s.values = s.keys + kGroup + kAhead;
-  return s;
+  carve_group(job, false, at, s.group);
 }
 
 // qt[d][lane] = factor * q[lane][d]; lanes without a row are zero.
 template <int NR>
-static void pack_queries(const PanelJob& job, float factor, float* qt) {
+static void pack_queries(const PanelJob& job, const Panel& panel, float factor) {
   constexpr int L = NR * kWidth;
   for (int j = 0; j < NR; ++j) {
     for (int64_t d = 0; d < job.qk_dim; d += kWidth) {
@@ -39,172 +42,260 @@ static void pack_queries(const PanelJob& job, float factor, float* qt) {
 #pragma GCC unroll 16
       for (int i = 0; i < kWidth; ++i) {
         const int64_t row = j * kWidth + i;
-        r[i] = row < job.rows ? load_some(job.q + row * job.qk_dim + d, n) : vf{};
+        r[i] = row < panel.count ? load_elements(job.element, panel.rows[row].q, d, n) : vf{};
       }
       transpose(r);
+      float* to = panel.qt + d * L + j * kWidth;
       if (n == kWidth) {
 #pragma GCC unroll 16
-        for (int i = 0; i < kWidth; ++i) store(qt + (d + i) * L + j * kWidth, r[i] * factor);
+        for (int i = 0; i < kWidth; ++i) store(to + i * L, r[i] * factor);
       } else {
-        for (int64_t i = 0; i < n; ++i) store(qt + (d + i) * L + j * kWidth, r[i] * factor);
+        for (int64_t i = 0; i < n; ++i) store(to + i * L, r[i] * factor);
       }
     }
   }
 }
 
-// y[lane][d] = ot[d][lane] / total[lane]; a row without terms gives zeros.
+// y[lane][d] = ot[d][lane] / total[lane]; a row without terms gives zeros. A part is left undivided.
 template <int NR>
-static void unpack_outputs(const PanelJob& job, const float* ot, const vf (&total)[NR]) {
+static void unpack_outputs(const PanelJob& job, const Panel& panel) {
   constexpr int L = NR * kWidth;
   for (int j = 0; j < NR; ++j) {
-    const vi empty = total[j] == vf{};
-    const vf inverse = 1.0f / total[j];
+    const vf total = load(panel.total + j * kWidth);
+    const vi empty = total == vf{};
+    const vf factor = job.part ? splat(1.0f) : 1.0f / total;
     for (int64_t d = 0; d < job.v_dim; d += kWidth) {
       const int64_t n = job.v_dim - d < kWidth ? job.v_dim - d : kWidth;
       vf r[kWidth];
       for (int i = 0; i < kWidth; ++i) {
-        r[i] = i < n ? choose(empty, vf{}, load(ot + (d + i) * L + j * kWidth) * inverse) : vf{};
+        r[i] = i < n ? choose(empty, vf{}, load(panel.ot + (d + i) * L + j * kWidth) * factor) : vf{};
       }
       transpose(r);
-      for (int i = 0; i < kWidth && j * kWidth + i < job.rows; ++i) {
-        store_some(job.y + (j * kWidth + i) * job.v_dim + d, r[i], n);
+      for (int i = 0; i < kWidth && j * kWidth + i < panel.count; ++i) {
+        const int64_t row = j * kWidth + i;
+        if (job.part) store_some(job.part->y + (panel.first + row) * job.v_dim + d, r[i], n);
+        else store_elements(job.element, panel.rows[row].y, d, r[i], n);
       }
     }
   }
 }
 
-template <int NR>
-struct Softmax {
-  vf top[NR], total[NR];
-  bool started = false;  // whether ot holds anything yet
-};
+static void finish_part(const PanelJob& job, const Panel& panel) {
+  for (int64_t i = 0; i < panel.count; ++i) {
+    job.part->top[panel.first + i] = panel.top[i];
+    job.part->total[panel.first + i] = panel.total[i];
+  }
+}
 
 // A sink is a logit that was there before the first key and has no value.
-template <int NR>
-INLINE void start(Softmax<NR>& state, float sink) {
+INLINE void start_row(float sink, float& top, float& total) {
   const bool is_nan = sink != sink;
-  for (int j = 0; j < NR; ++j) {
-    state.top[j] = splat(is_nan ? -kInf : to_log2(sink));
-    state.total[j] = splat(is_nan ? sink : sink == -kInf ? 0.0f : 1.0f);
+  top = is_nan ? -kInf : to_log2(sink);
+  total = is_nan ? sink : sink == -kInf ? 0.0f : 1.0f;
+}
+
+// Lanes without a row see everything, so that they restrict nothing; their results are dropped.
+static void start_panel(const PanelJob& job, int64_t first, Panel& panel) {
+  panel.first = first;
+  panel.rows = job.rows + first;
+  panel.count = job.row_count - first < kLanes ? job.row_count - first : kLanes;
+  panel.started = false;
+  panel.any_low = INT32_MAX, panel.any_high = INT32_MIN;
+  panel.safe_low = INT32_MIN, panel.safe_high = INT32_MAX;
+  for (int64_t i = 0; i < kLanes; ++i) {
+    const bool real = i < panel.count;
+    const int32_t low = real && job.limited ? panel.rows[i].low : INT32_MIN;
+    const int32_t high = real && job.limited ? panel.rows[i].high : INT32_MAX;
+    start_row(real ? panel.rows[i].sink : -kInf, panel.top[i], panel.total[i]);
+    panel.low[i] = low, panel.high[i] = high;
+    if (!real) continue;
+    panel.any_low = low < panel.any_low ? low : panel.any_low;
+    panel.any_high = high > panel.any_high ? high : panel.any_high;
+    panel.safe_low = low > panel.safe_low ? low : panel.safe_low;
+    panel.safe_high = high < panel.safe_high ? high : panel.safe_high;
   }
 }
 
-// Takes a group's scores, with their maximum, into the running softmax and output.
+// Takes scores, with their maximum, into the running softmax and output.
 template <int NR, int MR>
-INLINE void fold(const PanelJob& job, const Scratch& s, int64_t count, const vf (&top)[NR], Softmax<NR>& state) {
-  vf base[NR], keep[NR];
+INLINE void fold(const PanelJob& job, const Scratch& s, Panel& panel, int64_t from, int64_t count,
+                 const vf (&top)[NR]) {
+  vf base[NR], keep[NR], total[NR];
   for (int j = 0; j < NR; ++j) {
-    const vf now = larger(top[j], state.top[j]);
+    const vf before = load(panel.top + j * kWidth), now = larger(top[j], before);
     base[j] = choose(now == splat(-kInf), vf{}, now);  // a row that saw only -inf must not compute -inf - -inf
-    keep[j] = exp2v(state.top[j] - base[j]);
-    state.total[j] *= keep[j];
-    state.top[j] = now;
+    keep[j] = exp2v(before - base[j]);
+    total[j] = load(panel.total + j * kWidth) * keep[j];
+    store(panel.top + j * kWidth, now);
   }
-  weigh<NR>(s.scores, count, base, state.total);
-  add_values<NR, MR>(s.values, count, s.scores, s.ot, job.v_dim, keep, !state.started);
-  state.started = true;
+  weigh<NR>(s.scores, count, base, total);
+  for (int j = 0; j < NR; ++j) store(panel.total + j * kWidth, total[j]);
+  add_values<NR, MR>(s.group.values + from, count, s.scores, panel.ot, job.v_dim, keep, !panel.started);
+  panel.started = true;
 }
 
+// Scores of `count` listed keys; the last tile may compute more of them, which then do not count for the maximum.
 template <int NR, int MR>
-INLINE void score_group(const PanelJob& job, const Scratch& s, int64_t count, vf (&top)[NR]) {
+INLINE void score_keys(const PanelJob& job, const Scratch& s, const Panel& panel, int64_t from, int64_t count,
+                       bool fetch, vf (&top)[NR]) {
+  constexpr int L = NR * kWidth;
+  const float* const* keys = s.group.keys + from;
+  const float* const* values = s.group.values + from;
   for (int j = 0; j < NR; ++j) top[j] = splat(-kInf);
-  for (int64_t at = 0; at < count; at += MR) {
-    score_tile<NR, MR>(s.keys + at, s.values + at, s.qt, job.qk_dim, s.scores + at * NR * kWidth, top);
+  if (fetch) {
+    for (int64_t at = 0; at < count; at += MR)
+      score_tile<NR, MR, true>(keys + at, values + at, panel.qt, job.qk_dim, s.scores + at * L, top);
+  } else {
+    for (int64_t at = 0; at < count; at += MR)
+      score_tile<NR, MR, false>(keys + at, values + at, panel.qt, job.qk_dim, s.scores + at * L, top);
+  }
+  if (count % MR == 0) return;
+  for (int j = 0; j < NR; ++j) top[j] = splat(-kInf);
+  for (int64_t at = 0; at < count; ++at) {
+    for (int j = 0; j < NR; ++j) top[j] = larger(load(s.scores + at * L + j * kWidth), top[j]);
   }
 }
 
-// Pointers to `count` rows; behind the list's end the last one repeats, which can not change a maximum.
-INLINE void list_rows(const PanelJob& job, const int32_t* keys, int64_t left, int64_t count, const Scratch& s) {
-  const int64_t real = left < count ? left : count;
-  for (int64_t i = 0; i < real; ++i) {
-    s.keys[i] = job.k + keys[i] * job.qk_dim;
-    s.values[i] = job.v + keys[i] * job.v_dim;
-  }
-  for (int64_t i = real; i < count; ++i) {
-    s.keys[i] = s.keys[real - 1];
-    s.values[i] = s.values[real - 1];
-  }
-}
+// The listed keys `from` and following, seen by one panel.
+struct Span {
+  const int32_t* keys;  // their ids
+  int64_t from, count;
+  int64_t next;         // keys of the group to come
+  bool fetch;           // whether this panel is the first to read the rows
+};
 
 template <int NR, int MR>
-static void walk_keys(const PanelJob& job, const Scratch& s, float cap, Softmax<NR>& state) {
+static void attend_keys(const PanelJob& job, const Scratch& s, Panel& panel, const Span& span, float cap) {
   Changes what;
-  what.elements = job.mask || job.bias;
+  what.elements = job.masked || job.biased;
   what.key_bias = job.key_bias != nullptr;
   what.cap = cap;
-  for (int64_t at = 0; at < job.count; at += kGroup) {
-    const int32_t* keys = job.keys + at;
-    const int64_t left = job.count - at, count = left < kGroup ? left : kGroup;
-    what.limits = job.low && (keys[0] < job.safe_low || keys[count - 1] > job.safe_high);
-    if (what.elements) {
-      const bool any = element_extras<NR>(job, keys, count, s.extras);
-      prefetch_extras(job, keys + count, left - count < kGroup ? left - count : kGroup);
-      if (!any) continue;
-    }
-    list_rows(job, keys, left, kGroup + kAhead, s);
-    vf top[NR];
-    score_group<NR, MR>(job, s, count, top);
-    if (what.limits || what.elements || what.key_bias || cap > 0) {
-      change_keys<NR>(job, what, keys, count, s.extras, s.scores, top);
-    }
-    fold<NR, MR>(job, s, count, top, state);
+  what.limits = job.limited && (span.keys[0] < panel.safe_low || span.keys[span.count - 1] > panel.safe_high);
+  if (what.elements) {
+    const bool any = element_extras<NR>(job, panel, span.keys, span.count, s.extras);
+    prefetch_extras(job, panel, span.keys + span.count, span.next);
+    if (!any) return;
   }
+  vf top[NR];
+  score_keys<NR, MR>(job, s, panel, span.from, span.count, span.fetch, top);
+  if (what.limits || what.elements || what.key_bias || cap > 0) {
+    change_keys<NR>(job, panel, what, span.keys, span.count, s.extras, s.scores, top);
+  }
+  fold<NR, MR>(job, s, panel, span.from, span.count, top);
 }
 
 template <int NR>
-static void query_lengths(const PanelJob& job, const Scratch& s) {
+static void query_lengths(const PanelJob& job, const Panel& panel, float* length) {
   constexpr int L = NR * kWidth;
   for (int j = 0; j < NR; ++j) {
     vf sum = vf{};
     for (int64_t d = 0; d < job.qk_dim; ++d) {
-      const vf q = load(s.qt + d * L + j * kWidth);
+      const vf q = load(panel.qt + d * L + j * kWidth);
       sum += q * q;
     }
-    for (int i = 0; i < kWidth; ++i) s.length[j * kWidth + i] = __builtin_sqrtf(sum[i]) * (1.0f / kLog2e);
+    for (int i = 0; i < kWidth; ++i) length[j * kWidth + i] = __builtin_sqrtf(sum[i]) * (1.0f / kLog2e);
   }
 }
 
 template <int NR, int MR>
-static void walk_pseudo(const PanelJob& job, const Scratch& s, float cap, Softmax<NR>& state) {
-  const PseudoKeys& p = job.pseudo;
-  if (p.deviation) query_lengths<NR>(job, s);
-  for (int64_t at = 0; at < p.count; at += kGroup) {
-    const int64_t count = p.count - at < kGroup ? p.count - at : kGroup;
-    for (int64_t i = 0; i < count + kAhead; ++i) {
-      const int64_t from = at + i < p.count ? at + i : p.count - 1;
-      s.keys[i] = p.k[from];
-      s.values[i] = p.v[from];
+static void attend_pseudo(const PanelJob& job, const Scratch& s, Panel& panel, const Span& span, float cap) {
+  if (job.pseudo.deviation) query_lengths<NR>(job, panel, s.length);
+  vf top[NR];
+  score_keys<NR, MR>(job, s, panel, 0, span.count, span.fetch, top);
+  change_pseudo<NR>(job, panel, span.from, span.count, cap, s.length, s.scores, top);
+  fold<NR, MR>(job, s, panel, 0, span.count, top);
+}
+
+template <int NR>
+static void finish_panel(const PanelJob& job, Panel& panel) {
+  if (!panel.started) {
+    for (int64_t i = 0; i < NR * kWidth * job.v_dim; ++i) panel.ot[i] = 0.0f;
+  }
+  unpack_outputs<NR>(job, panel);
+  if (job.part) finish_part(job, panel);
+}
+
+// What a panel does at each step, for as many vectors of lanes as its rows need: fewer rows take a narrower panel, so
+// that short sequences do not pay for empty lanes.
+struct Steps {
+  void (*pack)(const PanelJob&, const Panel&, float factor);
+  void (*keys)(const PanelJob&, const Scratch&, Panel&, const Span&, float cap);
+  void (*pseudo)(const PanelJob&, const Scratch&, Panel&, const Span&, float cap);
+  void (*finish)(const PanelJob&, Panel&);
+};
+
+template <int NR, int MR>
+INLINE Steps steps() {
+  return {pack_queries<NR>, attend_keys<NR, MR>, attend_pseudo<NR, MR>, finish_panel<NR>};
+}
+
+INLINE Steps steps_for(int64_t rows) {
+  if (rows <= kWidth) return steps<1, SPARSIFY_MR1>();
+  if (SPARSIFY_NR == 2 || rows <= 2 * kWidth) return steps<2, SPARSIFY_MR2>();
+  if constexpr (SPARSIFY_NR == 4) {
+    if (rows <= 3 * kWidth) return steps<3, 4>();
+    return steps<4, SPARSIFY_MR>();
+  }
+  return steps<2, SPARSIFY_MR2>();
+}
+
+// The part of a group that some row of the panel may see.
+INLINE Span visible(const PanelJob& job, const Panel& panel, const int32_t* keys, int64_t count) {
+  int64_t from = 0, end = count;
+  if (job.limited) {
+    while (from < end && keys[from] < panel.any_low) ++from;
+    while (end > from && keys[end - 1] > panel.any_high) --end;
+  }
+  return {keys + from, from, end - from, 0, false};
+}
+
+static void walk_keys(const PanelJob& job, const Scratch& s, int64_t panels, float cap) {
+  for (int64_t at = 0; at < job.count; at += kGroup) {
+    const int32_t* keys = job.keys + at;
+    const int64_t left = job.count - at, count = left < kGroup ? left : kGroup;
+    const int64_t next = left - count < kGroup ? left - count : kGroup;
+    list_rows(job, keys, left, count, s.group);
+    bool fetch = !s.group.key_rows;
+    for (int64_t i = 0; i < panels; ++i) {
+      Span span = visible(job, s.panels[i], keys, count);
+      if (span.count == 0) continue;
+      span.next = next, span.fetch = fetch;
+      steps_for(s.panels[i].count).keys(job, s, s.panels[i], span, cap);
+      fetch = false;
     }
-    vf top[NR];
-    score_group<NR, MR>(job, s, count, top);
-    change_pseudo<NR>(job, at, count, cap, s.length, s.scores, top);
-    fold<NR, MR>(job, s, count, top, state);
   }
 }
 
-template <int NR, int MR>
-static void attend_panel(const PanelJob& job, const Scratch& s) {
+static void walk_pseudo(const PanelJob& job, const Scratch& s, int64_t panels, float cap) {
+  for (int64_t at = 0; at < job.pseudo.count; at += kGroup) {
+    const int64_t left = job.pseudo.count - at;
+    list_pseudo(job.pseudo, at, s.group);
+    for (int64_t i = 0; i < panels; ++i) {
+      const Span span{nullptr, at, left < kGroup ? left : kGroup, 0, i == 0};
+      steps_for(s.panels[i].count).pseudo(job, s, s.panels[i], span, cap);
+    }
+  }
+}
+
+// Up to kMostRows rows.
+static void attend_rows(const PanelJob& job, int64_t first, int64_t rows, void* memory) {
+  const int64_t panels = (rows + kLanes - 1) / kLanes;
+  Scratch s;
+  carve(job, panels, memory, s);
   const bool capped = job.softcap > 0;
   const float cap = capped ? job.softcap * kLog2e : 0.0f;
-  pack_queries<NR>(job, capped ? 2.0f * kLog2e * (job.scale / job.softcap) : job.scale * kLog2e, s.qt);
-  Softmax<NR> state;
-  start<NR>(state, job.sink);
-  walk_keys<NR, MR>(job, s, cap, state);
-  walk_pseudo<NR, MR>(job, s, cap, state);
-  if (!state.started) {
-    for (int64_t i = 0; i < NR * kWidth * job.v_dim; ++i) s.ot[i] = 0.0f;
+  const float factor = capped ? 2.0f * kLog2e * (job.scale / job.softcap) : job.scale * kLog2e;
+  for (int64_t i = 0; i < panels; ++i) {
+    start_panel(job, first + i * kLanes, s.panels[i]);
+    steps_for(s.panels[i].count).pack(job, s.panels[i], factor);
   }
-  unpack_outputs<NR>(job, s.ot, state.total);
+  walk_keys(job, s, panels, cap);
+  walk_pseudo(job, s, panels, cap);
+  for (int64_t i = 0; i < panels; ++i) steps_for(s.panels[i].count).finish(job, s.panels[i]);
 }
 
-// Fewer rows take a narrower panel, so short sequences do not pay for empty lanes.
-static void attend(const PanelJob& job, void* memory) {
-  const Scratch s = carve(job, memory);
-  if (job.rows <= kWidth) {
-    attend_panel<1, SPARSIFY_MR1>(job, s);
-  } else if (SPARSIFY_NR == 2 || job.rows <= 2 * kWidth) {
-    attend_panel<2, SPARSIFY_MR2>(job, s);
-  } else if constexpr (SPARSIFY_NR == 4) {
-    job.rows <= 3 * kWidth ? attend_panel<3, 4>(job, s) : attend_panel<4, SPARSIFY_MR>(job, s);
+static void attend_panels(const PanelJob& job, void* memory) {
+  for (int64_t first = 0; first < job.row_count; first += kMostRows) {
+    attend_rows(job, first, job.row_count - first < kMostRows ? job.row_count - first : kMostRows, memory);
   }
 }

@@ -2,9 +2,11 @@
 #pragma once
 #include <stdint.h>
 
+#include <limits>
 #include <stdexcept>
 #include <string>
-#include <vector>
+
+#include "element.h"
 
 namespace sparsify {
 
@@ -28,7 +30,7 @@ struct Sizes {
   int64_t batch, q_heads, kv_heads, q_len, k_len, qk_dim, v_dim;
 };
 
-// A tensor broadcast to four dimensions: a stride of 0 repeats.
+// A tensor broadcast to up to four dimensions: a stride of 0 repeats.
 template <class T>
 struct View {
   const T* data = nullptr;
@@ -41,17 +43,29 @@ struct View {
 struct Problem {
   Attributes attributes;
   Sizes sizes;
-  const float *q, *k, *v;
-  float* y;
+  Element element;                // of q, k, v, y, bias and sinks
+  const void *q, *k, *v;
+  void* y;
   View<int32_t> indices, counts;  // null: every block is kept
   int64_t listed = 0;             // the last dimension of indices
   View<uint8_t> mask;             // null where the neutral value was given
-  View<float> bias;
-  std::vector<int32_t> key_lengths;    // per batch, within [0, k_len]
-  std::vector<float> sinks;            // per query head
-  std::vector<int64_t> query_offsets;  // per batch
+  View<void> bias;
+  View<int64_t> lengths, offsets;  // per batch
+  View<void> sinks;                // per query head
 
   int64_t group() const { return sizes.q_heads / sizes.kv_heads; }
+  int64_t key_length(int64_t batch) const {
+    const int64_t n = lengths ? lengths.data[batch * lengths.stride[0]] : sizes.k_len;
+    return n < 0 ? 0 : n > sizes.k_len ? sizes.k_len : n;
+  }
+  int64_t query_offset(int64_t batch) const { return offsets ? offsets.data[batch * offsets.stride[0]] : 0; }
+  float sink(int64_t head) const {
+    if (!sinks) return -std::numeric_limits<float>::infinity();
+    return float_at(element, sinks.data, head * sinks.stride[0]);
+  }
+  const void* bias_at(int64_t batch, int64_t head, int64_t row) const {
+    return element_at(element, bias.data, batch * bias.stride[0] + head * bias.stride[1] + row * bias.stride[2]);
+  }
   int64_t row_block() const { return attributes.q_block; }
   int64_t q_blocks() const { return (sizes.q_len + row_block() - 1) / row_block(); }
   int64_t k_blocks() const { return (sizes.k_len + attributes.k_block - 1) / attributes.k_block; }

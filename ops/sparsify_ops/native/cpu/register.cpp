@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include <exception>
-#include <memory>
 #include <new>
 #include <string>
 
@@ -48,34 +47,24 @@ struct LoopContext {
   const OrtKernelContext* context;
 };
 
+// As many batches as pieces: then whoever is free takes the next piece, instead of a fixed share of them.
 void parallel(void* context, void (*body)(void*, size_t), size_t count, void* user) {
   const LoopContext& c = *static_cast<LoopContext*>(context);
-  c.ort->call(kParallelFor, "run a parallel loop", c.context, body, count, size_t{0}, user);
+  c.ort->call(kParallelFor, "run a parallel loop", c.context, body, count, count, user);
 }
 
-OrtValue* output(const Runtime& ort, OrtKernelContext* context, const std::vector<int64_t>& shape, void*& data) {
+void output(const Runtime& ort, OrtKernelContext* context, std::initializer_list<int64_t> shape, void*& data) {
   OrtValue* value = nullptr;
-  ort.call(kGetOutput, "make the output", context, size_t{0}, shape.data(), shape.size(), &value);
+  ort.call(kGetOutput, "make the output", context, size_t{0}, shape.begin(), shape.size(), &value);
   ort.call(kGetTensorMutableData, "give the output's data", value, &data);
-  return value;
 }
 
 void compute(const Kernel& kernel, OrtKernelContext* context) {
   LoopContext loop_context{&kernel.ort, context};
   const Loop loop{&loop_context, parallel};
-  Inputs inputs(kernel.ort, context, kernel.attributes, kernel.element, kernel.isa, loop);
-  Problem& p = inputs.problem;
-  const int64_t count = p.sizes.batch * p.sizes.q_heads * p.sizes.q_len * p.sizes.v_dim;
-  void* y = nullptr;
-  output(kernel.ort, context, {p.sizes.batch, p.sizes.q_heads, p.sizes.q_len, p.sizes.v_dim}, y);
-  if (kernel.element == kOrtFloat) {
-    p.y = static_cast<float*>(y);
-    return attend(p, kernel.isa, loop);
-  }
-  const std::unique_ptr<float[]> wide(new float[static_cast<size_t>(count) + 1]);
-  p.y = wide.get();
+  Problem p = read_problem(kernel.ort, context, kernel.attributes, kernel.element);
+  output(kernel.ort, context, {p.sizes.batch, p.sizes.q_heads, p.sizes.q_len, p.sizes.v_dim}, p.y);
   attend(p, kernel.isa, loop);
-  from_float(kernel.isa, loop, kernel.element, p.y, y, count);
 }
 
 OrtStatus* ORT_CALL create_attention(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info,

@@ -15,43 +15,45 @@ struct Means {
 };
 
 // Two passes: the mean, then the squared distances from it.
-void means_of(const Problem& p, const Isa& isa, const float* k, const float* v, const std::vector<int32_t>& keys,
+void means_of(const Problem& p, const Isa& isa, const void* k, const void* v, const std::vector<int32_t>& keys,
               std::vector<float>& sums, Means& out) {
   const int64_t d = p.sizes.qk_dim, dv = p.sizes.v_dim, n = static_cast<int64_t>(keys.size());
   const float share = 1.0f / static_cast<float>(n);
-  isa.moments({k, d, keys.data(), n, nullptr}, out.k);
+  isa.moments({p.element, k, d, keys.data(), n, nullptr}, out.k);
   for (int64_t i = 0; i < d; ++i) out.k[i] *= share;
-  isa.moments({v, dv, keys.data(), n, nullptr}, out.v);
+  isa.moments({p.element, v, dv, keys.data(), n, nullptr}, out.v);
   for (int64_t i = 0; i < dv; ++i) out.v[i] *= share;
   out.squares = 0;
   if (p.attributes.residual != Residual::iso) return;
   sums.resize(std::max(d, dv));
-  out.squares = isa.moments({k, d, keys.data(), n, out.k}, sums.data());
+  out.squares = isa.moments({p.element, k, d, keys.data(), n, out.k}, sums.data());
 }
 
 // The group's means without a few keys. Sums of distances from the full mean keep the subtraction accurate.
-void means_without(const BlockContext& c, const float* k, const float* v, int64_t group, int64_t n,
+void means_without(const BlockContext& c, const void* k, const void* v, int64_t group, int64_t n,
                    std::vector<int32_t>& removed, std::vector<float>& sums, Means& out) {
   const int64_t d = c.problem.sizes.qk_dim, dv = c.problem.sizes.v_dim, gone = static_cast<int64_t>(removed.size());
   const float share = 1.0f / static_cast<float>(n);
   const float* k_mean = c.stats.k_mean.data() + group * d;
   const float* v_mean = c.stats.v_mean.data() + group * dv;
   sums.resize(std::max(d, dv));
-  out.squares = c.stats.squares[group] - c.isa.moments({k, d, removed.data(), gone, k_mean}, sums.data());
+  out.squares = c.stats.squares[group] - c.isa.moments({c.problem.element, k, d, removed.data(), gone, k_mean}, sums.data());
   for (int64_t i = 0; i < d; ++i) {
     const float moved = -sums[i] * share;
     out.k[i] = k_mean[i] + moved;
     out.squares -= static_cast<float>(n) * moved * moved;
   }
-  c.isa.moments({v, dv, removed.data(), gone, v_mean}, sums.data());
+  c.isa.moments({c.problem.element, v, dv, removed.data(), gone, v_mean}, sums.data());
   for (int64_t i = 0; i < dv; ++i) out.v[i] = v_mean[i] - sums[i] * share;
 }
 
-const float* keys_of(const Problem& p, const Block& b) {
-  return p.k + (b.batch * p.sizes.kv_heads + b.head / p.group()) * p.sizes.k_len * p.sizes.qk_dim;
+const void* keys_of(const Problem& p, const Block& b) {
+  const int64_t head = b.batch * p.sizes.kv_heads + b.head / p.group();
+  return element_at(p.element, p.k, head * p.sizes.k_len * p.sizes.qk_dim);
 }
-const float* values_of(const Problem& p, const Block& b) {
-  return p.v + (b.batch * p.sizes.kv_heads + b.head / p.group()) * p.sizes.k_len * p.sizes.v_dim;
+const void* values_of(const Problem& p, const Block& b) {
+  const int64_t head = b.batch * p.sizes.kv_heads + b.head / p.group();
+  return element_at(p.element, p.v, head * p.sizes.k_len * p.sizes.v_dim);
 }
 
 void add_pseudo(const BlockContext& c, int64_t n, float bias, const float* k, const float* v, float squares,
@@ -68,7 +70,7 @@ void add_pseudo(const BlockContext& c, int64_t n, float bias, const float* k, co
   if (!p.row_bias()) return;
   const int64_t at = static_cast<int64_t>(out.row_addend.size());
   out.row_addend.resize(at + c.block.rows);
-  c.isa.row_biases({p.bias.at(c.block.batch, c.block.head, c.block.first), p.bias.stride[2], p.bias.stride[3],
+  c.isa.row_biases({p.element, p.bias_at(c.block.batch, c.block.head, c.block.first), p.bias.stride[2], p.bias.stride[3],
                     c.block.rows, out.left.data(), n},
                    out.row_addend.data() + at);
 }
@@ -77,7 +79,7 @@ void add_pseudo(const BlockContext& c, int64_t n, float bias, const float* k, co
 float shared_bias(const Isa& isa, const KeySets::Set& set, const std::vector<int32_t>& keys) {
   if (set.key_bias.empty()) return 0.0f;
   float out = 0;
-  isa.row_biases({set.key_bias.data(), 0, 1, 1, keys.data(), static_cast<int64_t>(keys.size())}, &out);
+  isa.row_biases({Element::f32, set.key_bias.data(), 0, 1, 1, keys.data(), static_cast<int64_t>(keys.size())}, &out);
   return out;
 }
 
@@ -86,8 +88,8 @@ void add_partial(const BlockContext& c, int64_t group, int64_t n, PseudoList& ou
   const int64_t d = c.problem.sizes.qk_dim, dv = c.problem.sizes.v_dim;
   Means means{out.rows.data() + out.used, out.rows.data() + out.used + d, 0};
   out.used += d + dv;
-  const float* k = keys_of(c.problem, c.block);
-  const float* v = values_of(c.problem, c.block);
+  const void* k = keys_of(c.problem, c.block);
+  const void* v = values_of(c.problem, c.block);
   if (n > 2 && static_cast<int64_t>(out.removed.size()) <= n) {
     means_without(c, k, v, group, n, out.removed, out.sums, means);
   } else {
@@ -139,7 +141,7 @@ void split_masked(const BlockContext& c, const Group& g, std::vector<int32_t>& k
     any_mixed |= out.state[key - g.begin] == mixed;
   }
   const int32_t* at = g.kept;
-  const int64_t length = c.problem.key_lengths[c.block.batch];
+  const int64_t length = c.problem.key_length(c.block.batch);
   for (int64_t key = g.begin; key < g.end; ++key) {
     const bool kept = is_kept(c.problem, g, key, at), seen = out.state[key - g.begin] != forbidden;
     const bool counted = key < length && (c.set.dead.empty() || !c.set.dead[key]);
@@ -183,24 +185,22 @@ void start(const Problem& p, int64_t groups, PseudoList& out) {
 
 }  // namespace
 
-PseudoKeys PseudoList::view(const Problem& p, int64_t rows_in_block, int64_t first_row) const {
+PseudoKeys PseudoList::view(const Problem& p, int64_t rows_in_block) const {
   PseudoKeys out{};
   out.count = static_cast<int64_t>(k.size());
   out.k = k.data();
   out.v = v.data();
   out.addend = addend.data();
-  if (p.row_bias()) out.row_addend = row_addend.data() + first_row;
+  if (p.row_bias()) out.row_addend = row_addend.data();
   out.row_stride = rows_in_block;
   if (p.attributes.residual == Residual::iso) out.deviation = deviation.data(), out.slope = slope.data();
   return out;
 }
 
-ResidualTables make_tables(const Problem& p, const KeySets& sets) {
-  ResidualTables all;
+void size_tables(const Problem& p, const KeySets& sets, ResidualTables& all) {
   all.heads = sets.head_step ? p.sizes.q_heads : p.sizes.kv_heads;
   all.heads_per_table = p.sizes.q_heads / all.heads;
   all.tables.resize(p.sizes.batch * all.heads);
-  return all;
 }
 
 void fill_table(const Problem& p, const KeySets& sets, const Isa& isa, int64_t index, ResidualTables& all) {
@@ -211,12 +211,12 @@ void fill_table(const Problem& p, const KeySets& sets, const Isa& isa, int64_t i
   const KeySets::Set& set = sets.of(b.batch, b.head);
   GroupStats& out = all.tables[index];
   out.k_mean.resize(groups * d), out.v_mean.resize(groups * dv), out.squares.resize(groups), out.count.resize(groups);
-  if (!set.key_bias.empty()) out.bias.resize(groups);
+  out.bias.resize(set.key_bias.empty() ? 0 : groups);
   std::vector<int32_t> keys;
   std::vector<float> sums;
   for (int64_t i = 0; i < groups; ++i) {
     keys.clear();
-    append_keys(set, i * g, std::min<int64_t>(i * g + g, p.key_lengths[b.batch]), keys);
+    append_keys(set, i * g, std::min<int64_t>(i * g + g, p.key_length(b.batch)), keys);
     out.count[i] = static_cast<int32_t>(keys.size());
     if (keys.empty()) continue;
     Means means{out.k_mean.data() + i * d, out.v_mean.data() + i * dv, 0};
@@ -228,7 +228,7 @@ void fill_table(const Problem& p, const KeySets& sets, const Isa& isa, int64_t i
 
 void split_groups(const BlockContext& c, std::vector<int32_t>& keys, PseudoList& out) {
   const Problem& p = c.problem;
-  const int64_t g = p.residual_group(), length = p.key_lengths[c.block.batch], groups = (length + g - 1) / g;
+  const int64_t g = p.residual_group(), length = p.key_length(c.block.batch), groups = (length + g - 1) / g;
   start(p, groups, out);
   const bool elements = c.states != nullptr;
   const int32_t* at = c.kept.blocks.data();

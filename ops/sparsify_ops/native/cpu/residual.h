@@ -26,7 +26,7 @@ struct ResidualTables {
 };
 
 // Sized for the problem; fill_table computes one entry, so that tables can be made in parallel.
-ResidualTables make_tables(const Problem&, const KeySets&);
+void size_tables(const Problem&, const KeySets&, ResidualTables&);
 void fill_table(const Problem&, const KeySets&, const Isa&, int64_t index, ResidualTables&);
 
 // A block's pseudo-keys. The buffers are kept from block to block.
@@ -38,7 +38,7 @@ struct PseudoList {
   std::vector<uint8_t> state;
   std::vector<int32_t> left, removed;
   std::vector<float> sums;
-  PseudoKeys view(const Problem&, int64_t rows_in_block, int64_t first_row) const;
+  PseudoKeys view(const Problem&, int64_t rows_in_block) const;
 };
 
 struct BlockContext {

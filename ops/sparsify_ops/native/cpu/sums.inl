@@ -7,7 +7,7 @@ static float moments(const Moments& what, float* sum) {
     const vf shift = what.shift ? load_some(what.shift + d, n) : vf{};
     vf total = vf{}, square = vf{};
     for (int64_t i = 0; i < what.count; ++i) {
-      const vf x = load_some(what.rows + what.keys[i] * what.dim + d, n) - shift;
+      const vf x = load_elements(what.element, what.rows, what.keys[i] * what.dim + d, n) - shift;
       total += x;
       square += x * x;
     }
@@ -18,18 +18,18 @@ static float moments(const Moments& what, float* sum) {
 }
 
 // log2 of the mean of exp(bias) over some keys, shifted by the largest so that it can not overflow.
-static float log_mean_exp(const float* bias, int64_t step, const int32_t* keys, int64_t count) {
+static float log_mean_exp(Element element, const void* bias, int64_t step, const int32_t* keys, int64_t count) {
   vf top = splat(-kInf), sum = vf{};
   for (int64_t at = 0; at < count; at += kWidth) {
     const int64_t n = count - at < kWidth ? count - at : kWidth;
-    top = larger(row_bias(bias, step, keys + at, n, is_run(keys + at, n)), top);
+    top = larger(row_bias(element, bias, step, keys + at, n, is_run(keys + at, n)), top);
   }
   float shift = -kInf, total = 0.0f;
   for (int i = 0; i < kWidth; ++i) shift = top[i] > shift ? top[i] : shift;
   if (shift == -kInf) shift = 0.0f;  // nothing but NaN: the sum will say so
   for (int64_t at = 0; at < count; at += kWidth) {
     const int64_t n = count - at < kWidth ? count - at : kWidth;
-    const vf x = row_bias(bias, step, keys + at, n, is_run(keys + at, n));
+    const vf x = row_bias(element, bias, step, keys + at, n, is_run(keys + at, n));
     sum += exp2v((x - shift) * kLog2e);
   }
   for (int i = 0; i < kWidth; ++i) total += sum[i];
@@ -38,6 +38,7 @@ static float log_mean_exp(const float* bias, int64_t step, const int32_t* keys, 
 
 static void row_biases(const RowBiases& what, float* out) {
   for (int64_t row = 0; row < what.rows; ++row) {
-    out[row] = log_mean_exp(what.bias + row * what.row_step, what.key_step, what.keys, what.count);
+    const void* bias = element_at(what.element, what.bias, row * what.row_step);
+    out[row] = log_mean_exp(what.element, bias, what.key_step, what.keys, what.count);
   }
 }

@@ -3,8 +3,9 @@
 // nothing but a pointer, and blocks of 64, 16 or 1 key run the same code.
 
 // Scores of MR keys: out[i][lane] = keys[i] . q[lane], and the running maximum per lane.
-// Prefetches the key rows two tiles ahead and this tile's value rows, which a gathered list needs and others ignore.
-template <int NR, int MR>
+// The first to read the rows prefetches the key rows two tiles ahead and this tile's value rows, which a gathered list
+// needs and others ignore.
+template <int NR, int MR, bool Fetch>
 INLINE void score_tile(const float* const* keys, const float* const* values, const float* qt, int64_t depth, float* out,
                        vf (&top)[NR]) {
   constexpr int L = NR * kWidth;
@@ -18,10 +19,12 @@ INLINE void score_tile(const float* const* keys, const float* const* values, con
   }
   for (int64_t d0 = 0; d0 < depth; d0 += 16) {
     const int64_t end = depth - d0 < 16 ? depth : d0 + 16;
+    if constexpr (Fetch) {
 #pragma GCC unroll 16
-    for (int i = 0; i < MR; ++i) {
-      __builtin_prefetch(keys[i + 2 * MR] + d0);
-      __builtin_prefetch(values[i] + d0);
+      for (int i = 0; i < MR; ++i) {
+        __builtin_prefetch(keys[i + 2 * MR] + d0);
+        __builtin_prefetch(values[i] + d0);
+      }
     }
     for (int64_t d = d0; d < end; ++d) {
       vf q[NR];

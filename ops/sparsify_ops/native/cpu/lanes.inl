@@ -1,0 +1,107 @@
+// A panel of query rows, one in each lane, and the changes of scores.inl to its scores, which lie as [key][lane].
+
+constexpr int kLanes = SPARSIFY_NR * kWidth;
+
+struct Panel {
+  alignas(64) float top[kLanes];
+  alignas(64) float total[kLanes];
+  alignas(64) int32_t low[kLanes];
+  alignas(64) int32_t high[kLanes];
+  const Row* rows;
+  int64_t first, count;          // of the rows, within the job
+  float *qt, *ot;                // [dim][lanes]
+  int32_t any_low, any_high;     // keys that some row may see
+  int32_t safe_low, safe_high;   // keys that all rows may see
+  bool started;                  // whether ot holds anything yet
+};
+
+// out[key][lane] for some keys. Says whether any of them is allowed for any row.
+template <int NR>
+static bool element_extras(const PanelJob& job, const Panel& panel, const int32_t* keys, int64_t count, float* out) {
+  constexpr int L = NR * kWidth;
+  vi allowed = vi{};
+  for (int64_t at = 0; at < count; at += kWidth) {
+    const int64_t n = count - at < kWidth ? count - at : kWidth;
+    const bool run = is_run(keys + at, n);
+    for (int j = 0; j < NR; ++j) {
+      vf r[kWidth];
+      for (int i = 0; i < kWidth; ++i) {
+        const int64_t row = j * kWidth + i;
+        r[i] = row < panel.count ? row_extras(job, panel.rows[row], keys + at, n, run) : splat(-kInf);
+        allowed |= r[i] != splat(-kInf);
+      }
+      transpose(r);
+      for (int64_t i = 0; i < n; ++i) store(out + (at + i) * L + j * kWidth, r[i]);
+    }
+  }
+  return any_of(allowed);
+}
+
+// Biases lie a whole row apart, which no hardware prefetcher follows.
+INLINE void prefetch_extras(const PanelJob& job, const Panel& panel, const int32_t* keys, int64_t count) {
+  if (count <= 0 || keys[count - 1] - keys[0] >= 2 * count) return;
+  for (int64_t i = 0; i < panel.count; ++i) {
+    const Row& row = panel.rows[i];
+    for (int64_t at = 0; job.biased && at < count; at += 16) {
+      __builtin_prefetch(element_at(job.element, row.bias, keys[at] * job.bias_key), 0, 2);
+    }
+    for (int64_t at = 0; job.masked && at < count; at += 64) {
+      __builtin_prefetch(row.mask + keys[at] * job.mask_key, 0, 2);
+    }
+  }
+}
+
+template <int NR>
+static void change_keys(const PanelJob& job, const Panel& panel, const Changes& what, const int32_t* keys,
+                        int64_t count, const float* extras, float* scores, vf (&top)[NR]) {
+  constexpr int L = NR * kWidth;
+  vi low[NR], high[NR];
+  for (int j = 0; j < NR; ++j) {
+    top[j] = splat(-kInf);
+    low[j] = *reinterpret_cast<const vi*>(panel.low + j * kWidth);
+    high[j] = *reinterpret_cast<const vi*>(panel.high + j * kWidth);
+  }
+  for (int64_t at = 0; at < count; ++at) {
+    const vi key = vi{} + keys[at];
+    const float addend = what.key_bias ? job.key_bias[keys[at]] : 0.0f;
+#pragma GCC unroll 4
+    for (int j = 0; j < NR; ++j) {
+      vf x = load(scores + at * L + j * kWidth);
+      if (what.cap > 0) x = soften(x, what.cap);
+      if (what.key_bias) x = x + addend;
+      if (what.elements) {
+        const vf extra = load(extras + at * L + j * kWidth);
+        x = choose(extra == splat(-kInf), splat(-kInf), x + extra);
+      }
+      if (what.limits) x = choose((key >= low[j]) & (key <= high[j]), x, splat(-kInf));
+      store(scores + at * L + j * kWidth, x);
+      top[j] = larger(x, top[j]);
+    }
+  }
+}
+
+// Pseudo-keys: the group's size, its bias and, for iso, the spread of its keys. `length` is scale * |q| per lane.
+template <int NR>
+static void change_pseudo(const PanelJob& job, const Panel& panel, int64_t begin, int64_t count, float cap,
+                          const float* length, float* scores, vf (&top)[NR]) {
+  constexpr int L = NR * kWidth;
+  const PseudoKeys& p = job.pseudo;
+  for (int j = 0; j < NR; ++j) top[j] = splat(-kInf);
+  for (int64_t at = 0; at < count; ++at) {
+    for (int j = 0; j < NR; ++j) {
+      vf x = load(scores + at * L + j * kWidth);
+      if (cap > 0) x = soften(x, cap);
+      if (p.addend) x = x + p.addend[begin + at];
+      if (p.row_addend) {
+        const float* row = p.row_addend + (begin + at) * p.row_stride + panel.first + j * kWidth;
+        x = x + load_some(row, panel.count - j * kWidth);
+      }
+      if (p.deviation) {
+        const vf s = load(length + j * kWidth) * p.deviation[begin + at];
+        x = x + smaller(s * p.slope[begin + at], 0.5f * s * s) * kLog2e;
+      }
+      store(scores + at * L + j * kWidth, x);
+      top[j] = larger(x, top[j]);
+    }
+  }
+}
