@@ -39,20 +39,23 @@ void list_kept(const Problem& p, const KeySets::Set& set, const Slice& slice, Wo
   }
 }
 
+// Rows one after another: of every head of the block, its queries.
 void list_rows(const Problem& p, const Block& b, const Slice& slice, Workspace& w) {
   const Sizes& s = p.sizes;
-  w.rows.clear();
+  const int64_t q_bytes = s.qk_dim * bytes_of(p.element), y_bytes = s.v_dim * bytes_of(p.element);
+  const bool masked = p.row_mask(), biased = p.row_bias(), limited = !w.limits.low.empty();
+  w.rows.resize(static_cast<size_t>(b.heads * b.rows));
+  Row* row = w.rows.data();
   for (int64_t head = b.head; head < b.head + b.heads; ++head) {
-    for (int64_t i = 0; i < b.rows; ++i) {
-      const int64_t at = (b.batch * s.q_heads + head) * s.q_len + b.first + i;
-      Row row{};
-      row.q = element_at(p.element, p.q, at * s.qk_dim);
-      row.y = const_cast<void*>(element_at(p.element, p.y, at * s.v_dim));
-      if (p.row_mask()) row.mask = p.mask.at(b.batch, head, b.first + i);
-      if (p.row_bias()) row.bias = p.bias_at(b.batch, head, b.first + i);
-      if (!w.limits.low.empty()) row.low = w.limits.low[i], row.high = w.limits.high[i];
-      row.sink = slice.index == 0 ? p.sink(head) : -std::numeric_limits<float>::infinity();
-      w.rows.push_back(row);
+    const int64_t at = (b.batch * s.q_heads + head) * s.q_len + b.first;
+    const float sink = slice.index == 0 ? p.sink(head) : -std::numeric_limits<float>::infinity();
+    for (int64_t i = 0; i < b.rows; ++i, ++row) {
+      row->q = static_cast<const char*>(p.q) + (at + i) * q_bytes;
+      row->y = static_cast<char*>(p.y) + (at + i) * y_bytes;
+      row->mask = masked ? p.mask.at(b.batch, head, b.first + i) : nullptr;
+      row->bias = biased ? p.bias_at(b.batch, head, b.first + i) : nullptr;
+      if (limited) row->low = w.limits.low[i], row->high = w.limits.high[i];
+      row->sink = sink;
     }
   }
 }

@@ -4,7 +4,7 @@
 #define SPARSIFY_MR 6
 #define SPARSIFY_MR2 6
 #define SPARSIFY_MR1 8
-#define SPARSIFY_GROUP 96
+#define SPARSIFY_GROUP 72
 #include "isa.inl"
 
 namespace sparsify {

@@ -58,8 +58,10 @@ static void change_keys(const PanelJob& job, const Panel& panel, const Changes& 
   vi low[NR], high[NR];
   for (int j = 0; j < NR; ++j) {
     top[j] = splat(-kInf);
-    low[j] = *reinterpret_cast<const vi*>(panel.low + j * kWidth);
-    high[j] = *reinterpret_cast<const vi*>(panel.high + j * kWidth);
+    low[j] = high[j] = vi{};
+    if (!what.limits) continue;
+    __builtin_memcpy(&low[j], panel.low + j * kWidth, sizeof low[j]);
+    __builtin_memcpy(&high[j], panel.high + j * kWidth, sizeof high[j]);
   }
   for (int64_t at = 0; at < count; ++at) {
     const vi key = vi{} + keys[at];

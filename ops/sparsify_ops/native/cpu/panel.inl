@@ -94,26 +94,34 @@ INLINE void start_row(float sink, float& top, float& total) {
   total = is_nan ? sink : sink == -kInf ? 0.0f : 1.0f;
 }
 
-// Lanes without a row see everything, so that they restrict nothing; their results are dropped.
-static void start_panel(const PanelJob& job, int64_t first, Panel& panel) {
-  panel.first = first;
-  panel.rows = job.rows + first;
-  panel.count = job.row_count - first < kLanes ? job.row_count - first : kLanes;
-  panel.started = false;
-  panel.any_low = INT32_MAX, panel.any_high = INT32_MIN;
-  panel.safe_low = INT32_MIN, panel.safe_high = INT32_MAX;
+static void limit_panel(Panel& panel) {
+  panel.any_low = panel.safe_high = INT32_MAX;
+  panel.any_high = panel.safe_low = INT32_MIN;
   for (int64_t i = 0; i < kLanes; ++i) {
     const bool real = i < panel.count;
-    const int32_t low = real && job.limited ? panel.rows[i].low : INT32_MIN;
-    const int32_t high = real && job.limited ? panel.rows[i].high : INT32_MAX;
-    start_row(real ? panel.rows[i].sink : -kInf, panel.top[i], panel.total[i]);
-    panel.low[i] = low, panel.high[i] = high;
+    const int32_t low = panel.low[i] = real ? panel.rows[i].low : INT32_MIN;
+    const int32_t high = panel.high[i] = real ? panel.rows[i].high : INT32_MAX;
     if (!real) continue;
     panel.any_low = low < panel.any_low ? low : panel.any_low;
     panel.any_high = high > panel.any_high ? high : panel.any_high;
     panel.safe_low = low > panel.safe_low ? low : panel.safe_low;
     panel.safe_high = high < panel.safe_high ? high : panel.safe_high;
   }
+}
+
+// Lanes without a row restrict nothing; their results are dropped.
+static void start_panel(const PanelJob& job, int64_t first, Panel& panel) {
+  panel.first = first;
+  panel.rows = job.rows + first;
+  panel.count = job.row_count - first < kLanes ? job.row_count - first : kLanes;
+  panel.started = false;
+  for (int64_t i = 0; i < panel.count; ++i) {
+    const float sink = panel.rows[i].sink;
+    if (sink == -kInf) panel.top[i] = sink, panel.total[i] = 0.0f;
+    else start_row(sink, panel.top[i], panel.total[i]);
+  }
+  for (int64_t i = panel.count; i < kLanes; ++i) panel.top[i] = -kInf, panel.total[i] = 0.0f;
+  if (job.limited) limit_panel(panel);
 }
 
 // Takes scores, with their maximum, into the running softmax and output.
@@ -294,8 +302,11 @@ static void attend_rows(const PanelJob& job, int64_t first, int64_t rows, void* 
   for (int64_t i = 0; i < panels; ++i) steps_for(s.panels[i].count).finish(job, s.panels[i]);
 }
 
+// Where one group holds all keys there is nothing to share, and one panel at a time stays in the nearest cache.
 static void attend_panels(const PanelJob& job, void* memory) {
-  for (int64_t first = 0; first < job.row_count; first += kMostRows) {
-    attend_rows(job, first, job.row_count - first < kMostRows ? job.row_count - first : kMostRows, memory);
+  const bool alone = job.count + job.pseudo.count <= kGroup && !copies(job, false);
+  const int64_t step = alone ? kLanes : kMostRows;
+  for (int64_t first = 0; first < job.row_count; first += step) {
+    attend_rows(job, first, job.row_count - first < step ? job.row_count - first : step, memory);
   }
 }

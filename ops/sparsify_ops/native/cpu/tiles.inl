@@ -78,11 +78,14 @@ INLINE void value_tile(const float* const* values, int64_t count, const float* w
   }
 }
 
+// Components left over are taken four at a time, for one by one a tile waits for its own sums: where a tall tile would
+// leave two, as with heads of 32 or 128, it yields to two tiles of four.
 template <int NR, int MR>
 INLINE void add_values(const float* const* values, int64_t count, const float* weights, float* ot, int64_t v_dim,
                        const vf (&keep)[NR], bool first) {
-  int64_t d = 0;
-  for (; d + MR <= v_dim; d += MR) value_tile<NR, MR>(values, count, weights, ot, d, keep, first);
+  int64_t d = 0, tall = v_dim / MR * MR;
+  if (MR == 6 && v_dim % 6 == 2 && tall) tall -= MR;
+  for (; d < tall; d += MR) value_tile<NR, MR>(values, count, weights, ot, d, keep, first);
   if constexpr (MR > 4) {
     for (; d + 4 <= v_dim; d += 4) value_tile<NR, 4>(values, count, weights, ot, d, keep, first);
   }
