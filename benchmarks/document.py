@@ -13,12 +13,14 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+MET, MISSED = "met", "MISSED"
+
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 170)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of finished texts."""
+    """A table of finished texts; without a title it is the only one of its section."""
 
     title: str
     columns: tuple[str, ...]
@@ -28,7 +30,7 @@ class Table:
         """The table as Markdown."""
         lines = [self.columns, tuple("---" for _ in self.columns), *self.rows]
         body = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-        return f"### {self.title}\n\n{body}\n"
+        return f"### {self.title}\n\n{body}\n" if self.title else f"{body}\n"
 
 
 def show(table: Table) -> None:
@@ -39,6 +41,17 @@ def show(table: Table) -> None:
     for row in table.rows:
         drawn.add_row(*map(Text, row))
     console.print(drawn)
+
+
+def verdict(met: bool) -> str:
+    """Whether a target is met, as a cell."""
+    return MET if met else MISSED
+
+
+def tally(table: Table) -> tuple[int, int]:
+    """How many of a table's targets are met, and how many it has."""
+    cells = [cell for row in table.rows for cell in row if cell in (MET, MISSED)]
+    return cells.count(MET), len(cells)
 
 
 def duration(seconds: float) -> str:

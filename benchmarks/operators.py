@@ -1,145 +1,100 @@
 """One attention as three tiny models: ours, ONNX Runtime's fused one, and plain MatMul-Softmax."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper
 
+from benchmarks.problem import Problem
 from sparsify import plugins
 
-Floats = npt.NDArray[np.float32]
-Arrays = dict[str, npt.NDArray[Any]]
+TYPES = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+}
 
 _OPSET = 17
 _FLOATS = ("Q", "K", "V")
+_OTHERS = {
+    "block_indices": TensorProto.INT32,
+    "block_count": TensorProto.INT32,
+    "attn_mask": TensorProto.BOOL,
+    "key_padding_mask": TensorProto.INT32,
+}
+"""Inputs that are not of Q's type."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The size of one attention, batch 1: heads, tokens, components of a head."""
-
-    heads: int
-    length: int
-    dim: int
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Which key blocks are computed: a share of them, in blocks of 64 queries by `k_block` keys."""
-
-    density: float
-    k_block: int
-    q_block: int = 64
-
-
-def qkv(shape: Shape, seed: int = 0) -> Arrays:
-    """Draw normal Q, K and V in our operator's layout, [1, H, S, D]."""
-    rng = np.random.default_rng(seed)
-    sizes = (1, shape.heads, shape.length, shape.dim)
-    return {name: rng.standard_normal(sizes).astype(np.float32) for name in _FLOATS}
-
-
-def tokens_first(arrays: Arrays) -> Arrays:
-    """Lay the same numbers out for MultiHeadAttention, [1, S, H*D]."""
-    flat = {n: a.transpose(0, 2, 1, 3).reshape(1, a.shape[2], -1) for n, a in arrays.items()}
-    return {name: np.ascontiguousarray(array) for name, array in flat.items()}
-
-
-def selection(shape: Shape, blocks: Blocks, seed: int = 0) -> Arrays:
-    """Draw another random list of key blocks for every head and query block.
-
-    The block that holds the query block's first token is always kept. Counts differ by at most one
-    between rows and add up to the density, so that the actual share is the nominal one.
-    """
-    rows, columns = -(-shape.length // blocks.q_block), -(-shape.length // blocks.k_block)
-    rng = np.random.default_rng(seed)
-    count = _counts(shape.heads * rows, columns, blocks.density, rng).reshape(shape.heads, rows)
-    indices = np.full((1, shape.heads, rows, count.max()), -1, dtype=np.int32)
-    for head, row in np.ndindex(shape.heads, rows):
-        order = rng.permutation(columns)
-        own = row * blocks.q_block // blocks.k_block
-        kept = [own, *order[order != own][: count[head, row] - 1]]
-        indices[0, head, row, : len(kept)] = sorted(kept)
-    return {"block_indices": indices, "block_count": count[None].astype(np.int32)}
-
-
-def _counts(
-    rows: int, columns: int, density: float, rng: np.random.Generator
-) -> npt.NDArray[np.int64]:
-    least, more = divmod(round(density * rows * columns), rows)
-    count = np.full(rows, least, dtype=np.int64)
-    count[rng.permutation(rows)[:more]] += 1
-    return np.maximum(count, 1)
-
-
-def actual_density(shape: Shape, blocks: Blocks, chosen: Arrays) -> float:
-    """The share of the key blocks that a selection keeps."""
-    return float(chosen["block_count"].mean() / -(-shape.length // blocks.k_block))
-
-
-def sparse_attention(shape: Shape, blocks: Blocks | None = None, causal: bool = False) -> bytes:
-    """Our operator; with `blocks` it takes a selection as two more inputs."""
+def sparse_attention(problem: Problem) -> bytes:
+    """Our operator with the inputs that the problem needs."""
     operator: plugins.Operator = plugins.get("operators", "SparseAttention")
-    attributes: dict[str, int | float] = {"scale": shape.dim**-0.5, "is_causal": int(causal)}
-    if blocks is not None:
-        attributes |= {"q_block": blocks.q_block, "k_block": blocks.k_block}
-    names = list(operator.inputs[: 3 if blocks is None else 5])
-    node = _ours(names, "Y", attributes)
-    return _model([node], operator.domain, operator.version, names)
+    used = {*_FLOATS}
+    if problem.blocks is not None:
+        used |= {"block_indices", "block_count"}
+    if problem.mask:
+        used.add("attn_bias" if problem.mask == "bias" else "attn_mask")
+    names = _positional(operator.inputs, used)
+    return _model([_ours(names, "Y", problem)], names, problem.dtype, ours=True)
 
 
-def sparse_attention_tokens_first(shape: Shape) -> bytes:
+def sparse_attention_tokens_first(problem: Problem) -> bytes:
     """Our operator on MultiHeadAttention's layout, between the Transposes of a real model."""
-    operator: plugins.Operator = plugins.get("operators", "SparseAttention")
-    attributes: dict[str, int | float] = {"scale": shape.dim**-0.5}
-    nodes = [_node("Constant", [], "split", value_ints=[0, 0, shape.heads, shape.dim])]
+    nodes = [_node("Constant", [], "split", value_ints=[0, 0, problem.heads, problem.dim])]
     for name in _FLOATS:
         nodes.append(_node("Reshape", [name, "split"], f"{name}_split"))
         nodes.append(_node("Transpose", [f"{name}_split"], f"{name}_heads", perm=[0, 2, 1, 3]))
-    inputs = [f"{name}_heads" for name in _FLOATS]
-    nodes.append(_ours(inputs, "heads", attributes))
+    nodes.append(_ours([f"{name}_heads" for name in _FLOATS], "heads", problem))
     nodes.append(_node("Transpose", ["heads"], "rows", perm=[0, 2, 1, 3]))
-    nodes.append(_node("Constant", [], "merged", value_ints=[0, 0, shape.heads * shape.dim]))
+    nodes.append(_node("Constant", [], "merged", value_ints=[0, 0, problem.heads * problem.dim]))
     nodes.append(_node("Reshape", ["rows", "merged"], "Y"))
-    return _model(nodes, operator.domain, operator.version)
+    return _model(nodes, _FLOATS, ours=True)
 
 
-def _ours(inputs: Sequence[str], output: str, changes: Mapping[str, int | float]) -> NodeProto:
-    operator: plugins.Operator = plugins.get("operators", "SparseAttention")
-    node = helper.make_node(operator.name, list(inputs), [output], domain=operator.domain)
-    attributes = {**operator.attributes, **changes}
-    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
-    return node
-
-
-def multi_head_attention(shape: Shape, causal: bool = False) -> bytes:
-    """The rival: ONNX Runtime's fused attention, on [1, S, H*D]."""
-    domain = "com.microsoft"
+def multi_head_attention(problem: Problem) -> bytes:
+    """The rival: ONNX Runtime's fused attention, with the problem's mask and causality."""
+    used = {*_FLOATS}
+    if problem.mask:
+        used.add("attention_bias" if problem.mask == "bias" else "key_padding_mask")
+    names = _positional([*_FLOATS, "bias", "key_padding_mask", "attention_bias"], used)
+    attributes: dict[str, Any] = {"num_heads": problem.heads, "unidirectional": int(problem.causal)}
     node = helper.make_node(
-        "MultiHeadAttention",
-        list(_FLOATS),
-        ["Y"],
-        domain=domain,
-        num_heads=shape.heads,
-        unidirectional=int(causal),
+        "MultiHeadAttention", names, ["Y"], domain="com.microsoft", **attributes
     )
-    return _model([node], domain, 1)
+    return _model([node], names)
 
 
-def unfused(shape: Shape) -> bytes:
+def unfused(problem: Problem) -> bytes:
     """The other rival: what exporters write, Transpose-MatMul-Mul-Softmax-MatMul."""
     nodes = [
         _node("Transpose", ["K"], "Kt", perm=[0, 1, 3, 2]),
         _node("MatMul", ["Q", "Kt"], "scores"),
-        _node("Constant", [], "scale", value_float=shape.dim**-0.5),
+        _node("Constant", [], "scale", value_float=problem.dim**-0.5),
         _node("Mul", ["scores", "scale"], "scaled"),
         _node("Softmax", ["scaled"], "probabilities", axis=-1),
         _node("MatMul", ["probabilities", "V"], "Y"),
     ]
-    return _model(nodes)
+    return _model(nodes, _FLOATS)
+
+
+def _positional(order: Sequence[str], used: set[str]) -> list[str]:
+    """Name inputs by position, up to the last one in use; one that is not used has no name."""
+    last = max(order.index(name) for name in used)
+    return [name if name in used else "" for name in order[: last + 1]]
+
+
+def _ours(inputs: Sequence[str], output: str, problem: Problem) -> NodeProto:
+    operator: plugins.Operator = plugins.get("operators", "SparseAttention")
+    changes: dict[str, int | float] = {
+        "scale": problem.dim**-0.5,
+        "is_causal": int(problem.causal),
+        "residual": problem.residual,
+    }
+    if problem.blocks is not None:
+        changes |= {"q_block": problem.blocks.q_block, "k_block": problem.blocks.k_block}
+    attributes: Mapping[str, int | float] = {**operator.attributes, **changes}
+    node = helper.make_node(operator.name, list(inputs), [output], domain=operator.domain)
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    return node
 
 
 def _node(op: str, inputs: Sequence[str], output: str, **attributes: Any) -> NodeProto:
@@ -147,14 +102,20 @@ def _node(op: str, inputs: Sequence[str], output: str, **attributes: Any) -> Nod
 
 
 def _model(
-    nodes: Sequence[NodeProto], domain: str = "", version: int = 1, names: Sequence[str] = _FLOATS
+    nodes: Sequence[NodeProto],
+    names: Sequence[str],
+    dtype: str = "float32",
+    ours: bool = False,
 ) -> bytes:
-    kinds = {name: TensorProto.FLOAT if name in _FLOATS else TensorProto.INT32 for name in names}
-    inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
-    output = helper.make_tensor_value_info("Y", TensorProto.FLOAT, None)
-    opsets = [helper.make_opsetid("", _OPSET)]
-    if domain:
-        opsets.append(helper.make_opsetid(domain, version))
+    inputs = [
+        helper.make_tensor_value_info(name, _OTHERS.get(name, TYPES[dtype]), None)
+        for name in filter(None, names)
+    ]
+    output = helper.make_tensor_value_info("Y", TYPES[dtype], None)
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("com.microsoft", 1)]
+    if ours:
+        operator: plugins.Operator = plugins.get("operators", "SparseAttention")
+        opsets.append(helper.make_opsetid(operator.domain, operator.version))
     graph = helper.make_graph(nodes, "attention", inputs, [output])
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     return bytes(model.SerializeToString())

@@ -1,0 +1,117 @@
+"""Everything that a case can time: our operator and its rivals, each a model with its inputs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from benchmarks import operators
+from benchmarks.operators import TYPES
+from benchmarks.paired import Values
+from benchmarks.problem import Floats, Problem, bias, padding, qkv, selection, tokens_first
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model with its inputs.
+
+    `threads` of 0 are those of the run. An entry with `same` computes what ours does; its output is
+    [1, H, S, D] up to a reshape, or with `flat` [1, S, H*D].
+    """
+
+    model: bytes
+    feeds: Values
+    same: bool = True
+    flat: bool = False
+    threads: int = 0
+
+    def heads_first(self, output: Floats, problem: Problem) -> Floats:
+        """The output in our operator's layout."""
+        if self.flat:
+            split = output.reshape(1, problem.queries, problem.heads, problem.dim)
+            return split.transpose(0, 2, 1, 3)
+        return output.reshape(1, problem.heads, problem.queries, problem.dim)
+
+
+def _ours(problem: Problem) -> Entry:
+    feeds: dict[str, Any] = {}
+    for name, array in qkv(problem).items():
+        feeds[name] = _as_type(array, problem.dtype)
+    if problem.blocks is not None:
+        feeds |= selection(problem, problem.blocks)
+    if problem.mask == "bias":
+        feeds["attn_bias"] = bias(problem)
+    if problem.mask == "padding":
+        feeds["attn_mask"] = padding(problem)[:, None, None]
+    return Entry(operators.sparse_attention(problem), feeds)
+
+
+def _as_type(array: Floats, dtype: str) -> Any:
+    if dtype == "bfloat16":
+        # The upper half of a float32, rounded; numpy has no such type.
+        upper = ((array.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(upper, TYPES[dtype])
+    return array.astype(dtype, copy=False)
+
+
+def _fused_alike(problem: Problem) -> Entry:
+    drawn = qkv(problem)
+    feeds = {name: tokens_first(array) for name, array in drawn.items()}
+    if problem.mask == "bias":
+        feeds["attention_bias"] = bias(problem)
+    if problem.mask == "padding":
+        feeds["key_padding_mask"] = padding(problem).astype(np.int32)
+    return Entry(operators.multi_head_attention(problem), feeds, flat=True)
+
+
+def _fused(problem: Problem) -> Entry:
+    plain = replace(problem, dtype="float32", causal=False, mask="", blocks=None, residual=0)
+    return replace(_fused_alike(plain), same=plain == problem)
+
+
+def _fused_cached(problem: Problem) -> Entry:
+    """MultiHeadAttention on the keys of a cache, [1, H, Sk, D], repeated for every query head."""
+    feeds, group = qkv(problem), problem.heads // problem.kv_heads
+    feeds["Q"] = tokens_first(feeds["Q"])
+    feeds |= {name: np.repeat(feeds[name], group, axis=1) for name in ("K", "V")}
+    return Entry(operators.multi_head_attention(problem), feeds, flat=True)
+
+
+def _unfused(problem: Problem) -> Entry:
+    """Plain MatMuls; the query heads of one key head are the rows of one matrix."""
+    feeds = qkv(problem)
+    feeds["Q"] = feeds["Q"].reshape(1, problem.kv_heads, -1, problem.dim)
+    return Entry(operators.unfused(problem), feeds)
+
+
+def _same_layout(problem: Problem) -> Entry:
+    feeds = {name: tokens_first(array) for name, array in qkv(problem).items()}
+    return Entry(operators.sparse_attention_tokens_first(problem), feeds, flat=True)
+
+
+def _without_residual(problem: Problem) -> Entry:
+    return replace(_ours(replace(problem, residual=0)), same=False)
+
+
+def _ours_float32(problem: Problem) -> Entry:
+    return replace(_ours(replace(problem, dtype="float32")), same=False)
+
+
+def _one_thread(problem: Problem) -> Entry:
+    return replace(_ours(problem), threads=1)
+
+
+ENTRIES: Mapping[str, Callable[[Problem], Entry]] = {
+    "ours": _ours,
+    "fused": _fused,
+    "fused alike": _fused_alike,
+    "fused, cache": _fused_cached,
+    "unfused": _unfused,
+    "same layout": _same_layout,
+    "without residual": _without_residual,
+    "ours, float32": _ours_float32,
+    "1 thread": _one_thread,
+}
+"""What each name stands for; "fused alike" has the problem's mask and causality, "fused" none."""
