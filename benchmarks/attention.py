@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 from rich.progress import track
 
+from benchmarks import memory
 from benchmarks.cases import LONG, Case
 from benchmarks.document import Table, console, plural, show, tally, write_section
 from benchmarks.groups import GROUPS
@@ -16,7 +17,7 @@ over the pairs, in brackets the smallest and the largest. "Fused" is ONNX Runtim
 `com.microsoft.MultiHeadAttention`, "unfused" the MatMul-Softmax-MatMul that exporters write; both
 compute every score. Where nothing else is said: float32, batch 1, 8 heads."""
 
-NAMES = tuple(GROUPS)
+NAMES = (*GROUPS, "memory")
 OWN_THREADS = ("threads",)
 """Groups that do not heed the number of threads asked for."""
 
@@ -36,6 +37,8 @@ def _kept(case: Case, quick: bool) -> bool:
 
 def measured(name: str, quick: bool, threads: int, pairs: int) -> tuple[str, Table, str]:
     """One group's title, table and note."""
+    if name == "memory":
+        return memory.TITLE, memory.table(threads), memory.NOTE
     group = GROUPS[name]
     cases = [case for case in group.cases() if _kept(case, quick)]
     rows = [
@@ -55,6 +58,8 @@ def main(only: Sequence[str], quick: bool, threads: int, pairs: int, out: Path |
     """Time attention alone against ONNX Runtime's own."""
     met = total = 0
     for name in only:
+        if name == "memory" and quick:
+            continue
         title, table, note = measured(name, quick, threads, pairs)
         suffix = "" if name in OWN_THREADS else f", {plural(threads, 'thread')}"
         heading = f"The operator alone: {title}{suffix}"
