@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 from rich.progress import track
 
-from benchmarks import memory
+from benchmarks import memory, peak
 from benchmarks.cases import LONG, Case
 from benchmarks.document import Table, console, plural, show, tally, write_section
 from benchmarks.groups import GROUPS
@@ -17,8 +17,8 @@ over the pairs, in brackets the smallest and the largest. "Fused" is ONNX Runtim
 `com.microsoft.MultiHeadAttention`, "unfused" the MatMul-Softmax-MatMul that exporters write; both
 compute every score. Where nothing else is said: float32, batch 1, 8 heads."""
 
-NAMES = (*GROUPS, "memory")
-OWN_THREADS = ("threads",)
+NAMES = (*GROUPS, "memory", "peak")
+OWN_THREADS = ("threads", "peak")
 """Groups that do not heed the number of threads asked for."""
 
 
@@ -39,6 +39,8 @@ def measured(name: str, quick: bool, threads: int, pairs: int) -> tuple[str, Tab
     """One group's title, table and note."""
     if name == "memory":
         return memory.TITLE, memory.table(threads), memory.NOTE
+    if name == "peak":
+        return peak.TITLE, peak.table(pairs), peak.NOTE
     group = GROUPS[name]
     cases = [case for case in group.cases() if _kept(case, quick)]
     rows = [
