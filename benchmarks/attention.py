@@ -1,4 +1,4 @@
-"""The operator alone against ONNX Runtime: `python -m benchmarks.attention [--quick]`."""
+"""The operator alone against ONNX Runtime: `python -m benchmarks.attention [--only dense,...]`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,8 +51,13 @@ def measured(name: str, quick: bool, threads: int, pairs: int) -> tuple[str, Tab
 
 
 @click.command()
-@click.option("--only", default=",".join(NAMES), callback=_names, help="Groups: name,name,...")
-@click.option("--quick", is_flag=True, help="Leave out all sequences of 8192 tokens and more.")
+@click.option(
+    "--only",
+    default=",".join(NAMES),
+    callback=_names,
+    help=f"Some of the groups {', '.join(NAMES)}.",
+)
+@click.option("--quick", is_flag=True, help="Leave out 8192 queries and more.")
 @click.option("--threads", default=1, type=click.IntRange(min=1), help="Threads of each session.")
 @click.option("--pairs", default=7, type=click.IntRange(min=7), help="Pairs per row.")
 @click.option("--out", type=click.Path(path_type=Path), help="Markdown file to write into.")
