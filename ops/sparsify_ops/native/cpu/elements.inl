@@ -22,16 +22,19 @@ INLINE vf widen_half(vh x) {
 
 INLINE vf widen(Element element, vh x) { return element == Element::f16 ? widen_half(x) : widen_bfloat(x); }
 
+INLINE vh load_bits(const uint16_t* from) {
+  vh x;
+  __builtin_memcpy(&x, from, sizeof x);
+  return x;
+}
+
 // Elements [at, at + count) of a tensor, zeros behind them; nothing past the end is read.
 INLINE vf load_elements(Element element, const void* data, int64_t at, int64_t count) {
   if (element == Element::f32) return load_some(static_cast<const float*>(data) + at, count);
   const uint16_t* from = static_cast<const uint16_t*>(data) + at;
+  if (count >= kWidth) return widen(element, load_bits(from));
   vh x = vh{};
-  if (count >= kWidth) {
-    __builtin_memcpy(&x, from, sizeof x);
-  } else {
-    for (int64_t i = 0; i < count; ++i) x[i] = from[i];
-  }
+  for (int64_t i = 0; i < count; ++i) x[i] = from[i];
   return widen(element, x);
 }
 
@@ -55,5 +58,12 @@ INLINE void store_elements(Element element, void* data, int64_t at, vf x, int64_
 
 // A row of `dim` elements as floats; `to` has room for whole vectors, which end in zeros.
 INLINE void widen_row(Element element, const void* row, int64_t dim, float* to) {
-  for (int64_t d = 0; d < dim; d += kWidth) store(to + d, load_elements(element, row, d, dim - d));
+  const uint16_t* bits = static_cast<const uint16_t*>(row);
+  int64_t d = 0;
+  if (element == Element::f16) {
+    for (; d + kWidth <= dim; d += kWidth) store(to + d, widen_half(load_bits(bits + d)));
+  } else if (element == Element::bf16) {
+    for (; d + kWidth <= dim; d += kWidth) store(to + d, widen_bfloat(load_bits(bits + d)));
+  }
+  for (; d < dim; d += kWidth) store(to + d, load_elements(element, row, d, dim - d));
 }

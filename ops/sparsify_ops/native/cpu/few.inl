@@ -35,12 +35,6 @@ INLINE float largest(vf x) {
   return top;
 }
 
-INLINE float sum_of(vf x) {
-  float sum = 0.0f;
-  for (int i = 0; i < kWidth; ++i) sum += x[i];
-  return sum;
-}
-
 // Products of one query row with kWidth key rows. Adding up the transposed sums costs less than adding across each.
 INLINE vf dot_rows(const float* const* keys, const float* q, int64_t dim) {
   vf sum[kWidth];

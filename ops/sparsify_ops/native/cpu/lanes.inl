@@ -82,25 +82,31 @@ static void change_keys(const PanelJob& job, const Panel& panel, const Changes& 
   }
 }
 
-// Pseudo-keys: the group's size, its bias and, for iso, the spread of its keys. `length` is scale * |q| per lane.
+// Pseudo-keys: the group's size, its bias and, for iso, the spread of its keys. `length` is per lane and, as the
+// slopes are, in units in which the spread's addend min(s * sqrt(n - 1), s * s / 2) reads s * min(slope, s).
 template <int NR>
 static void change_pseudo(const PanelJob& job, const Panel& panel, int64_t begin, int64_t count, float cap,
                           const float* length, float* scores, vf (&top)[NR]) {
   constexpr int L = NR * kWidth;
   const PseudoKeys& p = job.pseudo;
-  for (int j = 0; j < NR; ++j) top[j] = splat(-kInf);
+  vf spread[NR];
+  for (int j = 0; j < NR; ++j) top[j] = splat(-kInf), spread[j] = p.deviation ? load(length + j * kWidth) : vf{};
   for (int64_t at = 0; at < count; ++at) {
+    const vf addend = splat(p.addend[begin + at]);
+    const float deviation = p.deviation ? p.deviation[begin + at] : 0.0f;
+    const vf slope = splat(p.deviation ? p.slope[begin + at] : 0.0f);
+#pragma GCC unroll 4
     for (int j = 0; j < NR; ++j) {
       vf x = load(scores + at * L + j * kWidth);
       if (cap > 0) x = soften(x, cap);
-      if (p.addend) x = x + p.addend[begin + at];
+      x = x + addend;
       if (p.row_addend) {
         const float* row = p.row_addend + (begin + at) * p.row_stride + panel.first + j * kWidth;
         x = x + load_some(row, panel.count - j * kWidth);
       }
       if (p.deviation) {
-        const vf s = load(length + j * kWidth) * p.deviation[begin + at];
-        x = x + smaller(s * p.slope[begin + at], 0.5f * s * s) * kLog2e;
+        const vf s = spread[j] * deviation;
+        x = x + s * smaller(slope, s);
       }
       store(scores + at * L + j * kWidth, x);
       top[j] = larger(x, top[j]);

@@ -15,7 +15,7 @@ struct PseudoKeys {
   const float* row_addend;    // [count][row_stride]: the same for a bias that differs between rows, or null
   int64_t row_stride;
   const float* deviation;     // iso: sqrt(variance); null for plain means
-  const float* slope;         // iso: sqrt(n - 1)
+  const float* slope;         // iso: sqrt(2 * log2(e) * (n - 1))
   int64_t count;
 };
 
@@ -78,7 +78,7 @@ struct Isa {
   int64_t few_rows;  // up to so many rows, reading the keys costs more than computing
   size_t (*scratch_bytes)(const PanelJob& job);
   void (*attend)(const PanelJob& job, void* scratch);  // scratch: 64-byte aligned
-  float (*moments)(const Moments& what, float* sum);   // overwrites sum, returns the summed squares
+  float (*moments)(const Moments& what, float* sum);   // overwrites sum; about a shift, returns the summed squares
   void (*row_biases)(const RowBiases& what, float* out);
   void (*to_float)(Element, const void* from, float* to, int64_t count);
   void (*from_float)(Element, const float* from, void* to, int64_t count);

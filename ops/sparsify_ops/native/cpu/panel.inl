@@ -201,7 +201,7 @@ static void query_lengths(const PanelJob& job, const Panel& panel, float* length
       const vf q = load(panel.qt + d * L + j * kWidth);
       sum += q * q;
     }
-    for (int i = 0; i < kWidth; ++i) length[j * kWidth + i] = __builtin_sqrtf(sum[i]) * (1.0f / kLog2e);
+    for (int i = 0; i < kWidth; ++i) length[j * kWidth + i] = __builtin_sqrtf(sum[i] * (0.5f / kLog2e));
   }
 }
 

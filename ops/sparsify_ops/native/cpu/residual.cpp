@@ -56,23 +56,27 @@ const void* values_of(const Problem& p, const Block& b) {
   return element_at(p.element, p.v, head * p.sizes.k_len * p.sizes.v_dim);
 }
 
-void add_pseudo(const BlockContext& c, int64_t n, float bias, const float* k, const float* v, float squares,
-                PseudoList& out) {
+// `n` keys are left, whose squared distances from their mean add up to `squares`.
+Pseudo pseudo_of(const Problem& p, int64_t n, float bias, float squares) {
+  Pseudo out{std::log2(static_cast<float>(n)) + bias, 0, 0};
+  if (p.attributes.residual != Residual::iso) return out;
+  const float variance = squares / static_cast<float>(n * std::max<int64_t>(p.sizes.qk_dim, 1));
+  out.deviation = std::sqrt(variance < 0 ? 0.0f : variance);
+  out.slope = std::sqrt(2.88539008177792681f * static_cast<float>(n - 1));
+  return out;
+}
+
+void add_pseudo(const BlockContext& c, const Pseudo& pseudo, const float* k, const float* v, PseudoList& out) {
   const Problem& p = c.problem;
-  out.k.push_back(k);
-  out.v.push_back(v);
-  out.addend.push_back(std::log2(static_cast<float>(n)) + bias);
-  if (p.attributes.residual == Residual::iso) {
-    const float variance = squares / static_cast<float>(n * std::max<int64_t>(p.sizes.qk_dim, 1));
-    out.deviation.push_back(std::sqrt(variance < 0 ? 0.0f : variance));
-    out.slope.push_back(std::sqrt(static_cast<float>(n - 1)));
-  }
+  const size_t at = out.count++;
+  out.k[at] = k, out.v[at] = v;
+  out.addend[at] = pseudo.addend, out.deviation[at] = pseudo.deviation, out.slope[at] = pseudo.slope;
   if (!p.row_bias()) return;
-  const int64_t at = static_cast<int64_t>(out.row_addend.size());
-  out.row_addend.resize(at + c.block.rows);
-  c.isa.row_biases({p.element, p.bias_at(c.block.batch, c.block.head, c.block.first), p.bias.stride[2], p.bias.stride[3],
-                    c.block.rows, out.left.data(), n},
-                   out.row_addend.data() + at);
+  const size_t rows = static_cast<size_t>(c.block.rows);
+  out.row_addend.resize((at + 1) * rows);
+  c.isa.row_biases({p.element, p.bias_at(c.block.batch, c.block.head, c.block.first), p.bias.stride[2],
+                    p.bias.stride[3], c.block.rows, out.left.data(), static_cast<int64_t>(out.left.size())},
+                   out.row_addend.data() + at * rows);
 }
 
 // The bias that all rows share, over a set of keys.
@@ -95,7 +99,8 @@ void add_partial(const BlockContext& c, int64_t group, int64_t n, PseudoList& ou
   } else {
     means_of(c.problem, c.isa, k, v, out.left, out.sums, means);
   }
-  add_pseudo(c, n, shared_bias(c.isa, c.set, out.left), means.k, means.v, means.squares, out);
+  const Pseudo pseudo = pseudo_of(c.problem, n, shared_bias(c.isa, c.set, out.left), means.squares);
+  add_pseudo(c, pseudo, means.k, means.v, out);
 }
 
 // Few left keys, and biases, ask which keys are left; otherwise it is enough to know which are gone.
@@ -103,12 +108,15 @@ bool needs_left(const BlockContext& c, int64_t n, const PseudoList& out) {
   return n <= 2 || static_cast<int64_t>(out.removed.size()) > n || !c.set.key_bias.empty() || c.problem.row_bias();
 }
 
+void add_whole(const BlockContext& c, int64_t group, PseudoList& out) {
+  add_pseudo(c, c.stats.pseudo[group], c.stats.k_mean.data() + group * c.problem.sizes.qk_dim,
+             c.stats.v_mean.data() + group * c.problem.sizes.v_dim, out);
+}
+
 void add_left(const BlockContext& c, int64_t group, int64_t n, PseudoList& out) {
   if (n == 0) return;
   if (n < c.stats.count[group]) return add_partial(c, group, n, out);
-  const float bias = c.stats.bias.empty() ? 0.0f : c.stats.bias[group];
-  add_pseudo(c, n, bias, c.stats.k_mean.data() + group * c.problem.sizes.qk_dim,
-             c.stats.v_mean.data() + group * c.problem.sizes.v_dim, c.stats.squares[group], out);
+  add_whole(c, group, out);
 }
 
 // How the block's rows see a key, from the limits alone or from the table made beforehand.
@@ -177,7 +185,11 @@ void split_open(const BlockContext& c, const Group& g, std::vector<int32_t>& key
 }
 
 void start(const Problem& p, int64_t groups, PseudoList& out) {
-  out.k.clear(), out.v.clear(), out.addend.clear(), out.deviation.clear(), out.slope.clear(), out.row_addend.clear();
+  const size_t most = static_cast<size_t>(groups);
+  out.count = 0;
+  if (out.k.size() < most) {
+    out.k.resize(most), out.v.resize(most), out.addend.resize(most), out.deviation.resize(most), out.slope.resize(most);
+  }
   out.used = 0;
   const size_t needed = static_cast<size_t>(groups * (p.sizes.qk_dim + p.sizes.v_dim));
   if (out.rows.size() < needed) out.rows.resize(needed);
@@ -187,7 +199,7 @@ void start(const Problem& p, int64_t groups, PseudoList& out) {
 
 PseudoKeys PseudoList::view(const Problem& p, int64_t rows_in_block) const {
   PseudoKeys out{};
-  out.count = static_cast<int64_t>(k.size());
+  out.count = static_cast<int64_t>(count);
   out.k = k.data();
   out.v = v.data();
   out.addend = addend.data();
@@ -211,7 +223,7 @@ void fill_table(const Problem& p, const KeySets& sets, const Isa& isa, int64_t i
   const KeySets::Set& set = sets.of(b.batch, b.head);
   GroupStats& out = all.tables[index];
   out.k_mean.resize(groups * d), out.v_mean.resize(groups * dv), out.squares.resize(groups), out.count.resize(groups);
-  out.bias.resize(set.key_bias.empty() ? 0 : groups);
+  out.pseudo.resize(groups);
   std::vector<int32_t> keys;
   std::vector<float> sums;
   for (int64_t i = 0; i < groups; ++i) {
@@ -222,7 +234,7 @@ void fill_table(const Problem& p, const KeySets& sets, const Isa& isa, int64_t i
     Means means{out.k_mean.data() + i * d, out.v_mean.data() + i * dv, 0};
     means_of(p, isa, keys_of(p, b), values_of(p, b), keys, sums, means);
     out.squares[i] = means.squares;
-    if (!set.key_bias.empty()) out.bias[i] = shared_bias(isa, set, keys);
+    out.pseudo[i] = pseudo_of(p, out.count[i], shared_bias(isa, set, keys), means.squares);
   }
 }
 
@@ -238,8 +250,12 @@ void split_groups(const BlockContext& c, std::vector<int32_t>& keys, PseudoList&
     while (group.kept_end != stop && *group.kept_end * p.attributes.k_block < group.end) ++group.kept_end;
     at = group.kept_end;
     if (group.begin > c.limits.any_high || group.end <= c.limits.any_low) continue;
-    out.left.clear(), out.removed.clear();
     const bool open = !elements && group.begin >= c.limits.all_low && group.end - 1 <= c.limits.all_high;
+    if (open && group.kept == group.kept_end) {  // most groups
+      if (c.stats.count[i]) add_whole(c, i, out);
+      continue;
+    }
+    out.left.clear(), out.removed.clear();
     open ? split_open(c, group, keys, out) : split_masked(c, group, keys, out);
   }
 }

@@ -11,11 +11,16 @@
 
 namespace sparsify {
 
+// What a group of left-out keys adds to the logit of its mean key; see PseudoKeys.
+struct Pseudo {
+  float addend, deviation, slope;
+};
+
 // The groups of one head when nothing of them is kept: computed once and shared by every query block.
 struct GroupStats {
   std::vector<float> k_mean, v_mean;  // [groups][dim]
   std::vector<float> squares;         // summed squared distances of the keys from their mean
-  std::vector<float> bias;            // log2 of the mean of exp(key bias)
+  std::vector<Pseudo> pseudo;         // what the whole group adds to its logit
   std::vector<int32_t> count;         // keys that are not dead
 };
 
@@ -31,8 +36,10 @@ void fill_table(const Problem&, const KeySets&, const Isa&, int64_t index, Resid
 
 // A block's pseudo-keys. The buffers are kept from block to block.
 struct PseudoList {
+  size_t count = 0;  // of the five vectors below, which only grow
   std::vector<const float*> k, v;
-  std::vector<float> addend, deviation, slope, row_addend;
+  std::vector<float> addend, deviation, slope;
+  std::vector<float> row_addend;
   std::vector<float> rows;  // means made for this block alone
   int64_t used = 0;         // floats of `rows` in use
   std::vector<uint8_t> state;

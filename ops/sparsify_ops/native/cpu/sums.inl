@@ -1,20 +1,25 @@
 // Sums over groups of keys, from which the residual's pseudo-keys are made.
 
 static float moments(const Moments& what, float* sum) {
-  float squares = 0.0f;
+  vf squares = vf{};
   for (int64_t d = 0; d < what.dim; d += kWidth) {
     const int64_t n = what.dim - d < kWidth ? what.dim - d : kWidth;
-    const vf shift = what.shift ? load_some(what.shift + d, n) : vf{};
-    vf total = vf{}, square = vf{};
-    for (int64_t i = 0; i < what.count; ++i) {
-      const vf x = load_elements(what.element, what.rows, what.keys[i] * what.dim + d, n) - shift;
-      total += x;
-      square += x * x;
+    vf total = vf{};
+    if (!what.shift) {
+      for (int64_t i = 0; i < what.count; ++i) {
+        total += load_elements(what.element, what.rows, what.keys[i] * what.dim + d, n);
+      }
+    } else {
+      const vf shift = load_some(what.shift + d, n);
+      for (int64_t i = 0; i < what.count; ++i) {
+        const vf x = load_elements(what.element, what.rows, what.keys[i] * what.dim + d, n) - shift;
+        total += x;
+        squares += x * x;
+      }
     }
     store_some(sum + d, total, n);
-    for (int i = 0; i < kWidth; ++i) squares += square[i];
   }
-  return squares;
+  return sum_of(squares);
 }
 
 // log2 of the mean of exp(bias) over some keys, shifted by the largest so that it can not overflow.

@@ -48,6 +48,12 @@ INLINE vf exp2v(vf x) {
   return p * (vf)((vi)shifted << 23);
 }
 
+INLINE float sum_of(vf x) {
+  float sum = 0.0f;
+  for (int i = 0; i < kWidth; ++i) sum += x[i];
+  return sum;
+}
+
 #if SPARSIFY_WIDTH == 16
 INLINE vf low_half(vf a, vf b) {
   return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
