@@ -93,8 +93,7 @@ INLINE vf change_row(const PanelJob& job, const Row& row, const int32_t* keys, i
     for (int64_t i = 0; i < kWidth && i < count; ++i) x[i] += job.key_bias[keys[i]];
   }
   if (job.masked || job.biased) {
-    const vf extra = row_extras(job, row, keys, count, is_run(keys, count));
-    x = choose(extra == splat(-kInf), splat(-kInf), x + extra);
+    x = add_extra(x, row_extras(job, row, keys, count, is_run(keys, count)));
   }
   if (job.limited) x = choose((key >= row.low) & (key <= row.high), x, splat(-kInf));
   return choose(real, x, splat(-kInf));

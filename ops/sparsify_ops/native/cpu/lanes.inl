@@ -15,31 +15,61 @@ struct Panel {
   bool started;                  // whether ot holds anything yet
 };
 
-// out[key][lane] for some keys. Says whether any of them is allowed for any row.
-template <int NR>
-static bool element_extras(const PanelJob& job, const Panel& panel, const int32_t* keys, int64_t count, float* out) {
-  constexpr int L = NR * kWidth;
-  vi allowed = vi{};
-  for (int64_t at = 0; at < count; at += kWidth) {
-    const int64_t n = count - at < kWidth ? count - at : kWidth;
-    const bool run = is_run(keys + at, n);
-    for (int j = 0; j < NR; ++j) {
-      vf r[kWidth];
-      for (int i = 0; i < kWidth; ++i) {
-        const int64_t row = j * kWidth + i;
-        r[i] = row < panel.count ? row_extras(job, panel.rows[row], keys + at, n, run) : splat(-kInf);
-        allowed |= r[i] != splat(-kInf);
-      }
-      transpose(r);
-      for (int64_t i = 0; i < n; ++i) store(out + (at + i) * L + j * kWidth, r[i]);
+// Lanes without a row are as plain as can be: they forbid nothing, and nobody asks for their results.
+INLINE Extras judge(const Panel& panel, int64_t count, int64_t lanes, const float* extras) {
+  for (int64_t at = 0; at < count; ++at) {
+    for (int64_t i = 0; i < lanes && i < panel.count; ++i) {
+      if (!(extras[at * lanes + i] == -kInf)) return Extras::some;
     }
   }
-  return any_of(allowed);
+  return Extras::none;
+}
+
+// The extras of up to kWidth keys, from rows to lanes. Says in which lanes they are plain. `direct` holds where they are
+// nothing but float32 biases of neighbouring keys for a full panel.
+template <int NR, bool direct>
+INLINE vi turn_extras(const PanelJob& job, const Panel& panel, const int32_t* keys, int64_t count, float* out) {
+  constexpr int L = NR * kWidth;
+  const int64_t n = count < kWidth ? count : kWidth;
+  const bool run = direct || is_run(keys, n);
+  vi plain = ~vi{};
+  for (int j = 0; j < NR; ++j) {
+    vf r[kWidth];
+#pragma GCC unroll 16
+    for (int i = 0; i < kWidth; ++i) {
+      const int64_t row = j * kWidth + i;
+      if (direct) r[i] = load(static_cast<const float*>(panel.rows[row].bias) + keys[0]);
+      else r[i] = row < panel.count ? row_extras(job, panel.rows[row], keys, n, run) : vf{};
+    }
+    transpose(r);
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kWidth; ++i) {
+      if (!direct && i >= n) break;
+      plain &= is_plain(r[i]);
+      store(out + i * L + j * kWidth, r[i]);
+    }
+  }
+  return plain;
+}
+
+// out[key][lane] for some keys, natural logits.
+template <int NR>
+static Extras element_extras(const PanelJob& job, const Panel& panel, const int32_t* keys, int64_t count,
+                             float* out) {
+  constexpr int L = NR * kWidth;
+  const bool floats = job.biased && !job.masked && job.element == Element::f32 && job.bias_key == 1;
+  vi plain = ~vi{};
+  for (int64_t at = 0; at < count; at += kWidth) {
+    const bool direct = floats && panel.count == L && is_run(keys + at, count - at);
+    plain &= direct ? turn_extras<NR, true>(job, panel, keys + at, count - at, out + at * L)
+                    : turn_extras<NR, false>(job, panel, keys + at, count - at, out + at * L);
+  }
+  return any_of(~plain) ? judge(panel, count, L, out) : Extras::plain;
 }
 
 // Biases lie a whole row apart, which no hardware prefetcher follows.
 INLINE void prefetch_extras(const PanelJob& job, const Panel& panel, const int32_t* keys, int64_t count) {
-  if (count <= 0 || keys[count - 1] - keys[0] >= 2 * count) return;
+  if (count <= 0 || !(job.biased || job.masked) || keys[count - 1] - keys[0] >= 2 * count) return;
   for (int64_t i = 0; i < panel.count; ++i) {
     const Row& row = panel.rows[i];
     for (int64_t at = 0; job.biased && at < count; at += 16) {
@@ -51,9 +81,9 @@ INLINE void prefetch_extras(const PanelJob& job, const Panel& panel, const int32
   }
 }
 
-template <int NR>
-static void change_keys(const PanelJob& job, const Panel& panel, const Changes& what, const int32_t* keys,
-                        int64_t count, const float* extras, float* scores, vf (&top)[NR]) {
+template <int NR, class What>
+static void change_keys(const PanelJob& job, const Panel& panel, const What& what, const int32_t* keys, int64_t count,
+                        const float* extras, float* scores, vf (&top)[NR]) {
   constexpr int L = NR * kWidth;
   vi low[NR], high[NR];
   for (int j = 0; j < NR; ++j) {
@@ -71,10 +101,8 @@ static void change_keys(const PanelJob& job, const Panel& panel, const Changes& 
       vf x = load(scores + at * L + j * kWidth);
       if (what.cap > 0) x = soften(x, what.cap);
       if (what.key_bias) x = x + addend;
-      if (what.elements) {
-        const vf extra = load(extras + at * L + j * kWidth);
-        x = choose(extra == splat(-kInf), splat(-kInf), x + extra);
-      }
+      if (what.plain) x = x + load(extras + at * L + j * kWidth) * kLog2e;
+      else if (what.elements) x = add_extra(x, load(extras + at * L + j * kWidth));
       if (what.limits) x = choose((key >= low[j]) & (key <= high[j]), x, splat(-kInf));
       store(scores + at * L + j * kWidth, x);
       top[j] = larger(x, top[j]);

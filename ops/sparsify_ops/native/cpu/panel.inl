@@ -168,7 +168,6 @@ INLINE void score_keys(const PanelJob& job, const Scratch& s, const Panel& panel
 struct Span {
   const int32_t* keys;  // their ids
   int64_t from, count;
-  int64_t next;         // keys of the group to come
   bool fetch;           // whether this panel is the first to read the rows
 };
 
@@ -179,15 +178,21 @@ static void attend_keys(const PanelJob& job, const Scratch& s, Panel& panel, con
   what.key_bias = job.key_bias != nullptr;
   what.cap = cap;
   what.limits = job.limited && (span.keys[0] < panel.safe_low || span.keys[span.count - 1] > panel.safe_high);
+  Extras extras = Extras::none;
   if (what.elements) {
-    const bool any = element_extras<NR>(job, panel, span.keys, span.count, s.extras);
-    prefetch_extras(job, panel, span.keys + span.count, span.next);
-    if (!any) return;
+    extras = element_extras<NR>(job, panel, span.keys, span.count, s.extras);
+    if (extras == Extras::none) return;
   }
   vf top[NR];
   score_keys<NR, MR>(job, s, panel, span.from, span.count, span.fetch, top);
-  if (what.limits || what.elements || what.key_bias || cap > 0) {
+  if (what.key_bias || cap > 0 || (what.elements && what.limits)) {
     change_keys<NR>(job, panel, what, span.keys, span.count, s.extras, s.scores, top);
+  } else if (extras == Extras::plain) {
+    change_keys<NR>(job, panel, Only<false, true, true>{}, span.keys, span.count, s.extras, s.scores, top);
+  } else if (what.elements) {
+    change_keys<NR>(job, panel, Only<false, true, false>{}, span.keys, span.count, s.extras, s.scores, top);
+  } else if (what.limits) {
+    change_keys<NR>(job, panel, Only<true, false, false>{}, span.keys, span.count, s.extras, s.scores, top);
   }
   fold<NR, MR>(job, s, panel, span.from, span.count, top);
 }
@@ -254,7 +259,7 @@ INLINE Span visible(const PanelJob& job, const Panel& panel, const int32_t* keys
     while (from < end && keys[from] < panel.any_low) ++from;
     while (end > from && keys[end - 1] > panel.any_high) --end;
   }
-  return {keys + from, from, end - from, 0, false};
+  return {keys + from, from, end - from, false};
 }
 
 static void walk_keys(const PanelJob& job, const Scratch& s, int64_t panels, float cap) {
@@ -265,9 +270,12 @@ static void walk_keys(const PanelJob& job, const Scratch& s, int64_t panels, flo
     list_rows(job, keys, left, count, s.group);
     bool fetch = !s.group.key_rows;
     for (int64_t i = 0; i < panels; ++i) {
+      // Just in time: rows of a mask often lie a power of two apart and drive each other out of the cache.
+      if (i + 1 < panels) prefetch_extras(job, s.panels[i + 1], keys, count);
+      else prefetch_extras(job, s.panels[0], keys + count, next);
       Span span = visible(job, s.panels[i], keys, count);
       if (span.count == 0) continue;
-      span.next = next, span.fetch = fetch;
+      span.fetch = fetch;
       steps_for(s.panels[i].count).keys(job, s, s.panels[i], span, cap);
       fetch = false;
     }
@@ -279,7 +287,7 @@ static void walk_pseudo(const PanelJob& job, const Scratch& s, int64_t panels, f
     const int64_t left = job.pseudo.count - at;
     list_pseudo(job.pseudo, at, s.group);
     for (int64_t i = 0; i < panels; ++i) {
-      const Span span{nullptr, at, left < kGroup ? left : kGroup, 0, i == 0};
+      const Span span{nullptr, at, left < kGroup ? left : kGroup, i == 0};
       steps_for(s.panels[i].count).pseudo(job, s, s.panels[i], span, cap);
     }
   }

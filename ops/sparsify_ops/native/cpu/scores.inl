@@ -22,10 +22,10 @@ INLINE vf row_bias(Element element, const void* bias, int64_t step, const int32_
   return x;
 }
 
-// Bias and mask of kWidth keys for one row, as one addend in log2 units: -inf where the key is forbidden.
+// Bias and mask of kWidth keys for one row, as one natural logit: -inf where the key is forbidden.
 INLINE vf row_extras(const PanelJob& job, const Row& row, const int32_t* keys, int64_t count, bool run) {
   vf x = vf{};
-  if (job.biased) x = to_log2(row_bias(job.element, row.bias, job.bias_key, keys, count, run));
+  if (job.biased) x = row_bias(job.element, row.bias, job.bias_key, keys, count, run);
   if (job.masked) {
     vb allowed = vb{};
     if (run && job.mask_key == 1) {
@@ -50,8 +50,29 @@ INLINE vf soften(vf x, float cap) {
   return splat(cap) - (2.0f * cap) / (e + 1.0f);
 }
 
+// Numbers above it are not finite in log2 units: a mask of -FLT_MAX must not turn into -inf.
+constexpr float kBound = 0x1.62e42ep+127f;
+
+// A score with what row_extras gave.
+INLINE vf add_extra(vf x, vf extra) {
+  const vf bounded = larger(splat(-kBound), smaller(splat(kBound), extra));
+  return choose(extra == splat(-kInf), splat(-kInf), x + bounded * kLog2e);
+}
+
+INLINE vi is_plain(vf extra) { return (vf)((vi)extra & 0x7fffffff) < splat(kBound); }
+
+// What is known of the extras of a group: all forbid, some need care, or all are numbers to add.
+enum class Extras { none, some, plain };
+
 // Which of the changes a group of real keys needs.
 struct Changes {
   bool limits, elements, key_bias;
   float cap;  // log2(e) * softcap, or 0
+  static constexpr bool plain = false;
+};
+// The common ones, known when compiling.
+template <bool Limits, bool Elements, bool Plain>
+struct Only {
+  static constexpr bool limits = Limits, elements = Elements, plain = Plain, key_bias = false;
+  static constexpr float cap = 0;
 };
