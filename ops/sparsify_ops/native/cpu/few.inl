@@ -82,15 +82,15 @@ INLINE void add_all_rows(const float* const* values, const float* weights, int64
   for (; d < dim; d += kWidth) add_rows<1>(values, weights, count, keep, out, d);
 }
 
-// What may happen to a row's scores of kWidth keys before the softmax; scores behind the list become -inf.
+// What may happen to a row's scores of up to kWidth keys before the softmax; scores behind the list become -inf.
 INLINE vf change_row(const PanelJob& job, const Row& row, const int32_t* keys, int64_t count, float cap, vf x) {
   if (count >= kWidth && !job.key_bias && !job.masked && !job.biased && !job.limited && cap == 0) return x;
   vi key = vi{} + keys[0], real = vi{};
   for (int i = 0; i < kWidth; ++i) real[i] = i < count ? -1 : 0;
-  for (int64_t i = 1; i < kWidth && i < count; ++i) key[i] = keys[i];
+  for (int64_t i = 1; i < count; ++i) key[i] = keys[i];
   if (cap > 0) x = soften(x, cap);
   if (job.key_bias) {
-    for (int64_t i = 0; i < kWidth && i < count; ++i) x[i] += job.key_bias[keys[i]];
+    for (int64_t i = 0; i < count; ++i) x[i] += job.key_bias[keys[i]];
   }
   if (job.masked || job.biased) {
     x = add_extra(x, row_extras(job, row, keys, count, is_run(keys, count)));
@@ -112,7 +112,7 @@ INLINE float score_row(const PanelJob& job, const FewScratch& s, int64_t row, co
       }
     }
     vf x = dot_rows(s.group.keys + at, s.q + row * whole(job.qk_dim), whole(job.qk_dim));
-    x = change_row(job, job.rows[row], keys + at, count - at, cap, x);
+    x = change_row(job, job.rows[row], keys + at, count - at < kWidth ? count - at : kWidth, cap, x);
     store(scores + at, x);
     top = larger(x, top);
   }
