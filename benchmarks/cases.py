@@ -9,7 +9,8 @@ LONG = (1024, 2048, 4096, 8192)
 SHORT = (1, 8, 16, 64, 128, 197, 512, 1024, 4096)
 DIMS = (64, 32, 128)
 K_BLOCKS = (64, 16, 1)
-MEAN, ISO = 1, 2
+ISO = 2
+"""The operator's attribute `residual` for it."""
 
 DENSE = {64: 0.88, 32: 0.85, 128: 0.90}
 CAUSAL = 0.48

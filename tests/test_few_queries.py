@@ -53,17 +53,9 @@ def test_any_features(shape: Sizes, chosen: set[str], seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
-@pytest.mark.parametrize("level", ["v2", "avx2", "avx512", "portable"])
-def test_half_types_at_every_level(dtype: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARSIFY_CPU", level)
+def test_half_types_at_every_level(dtype: int, level: str) -> None:
     shapes = [Sizes(1, *group, 3, 90, *dims) for group in GROUPS for dims in ((64, 64), (33, 16))]
     cases = tuple(make_case(f"half-{i}", {"attn_mask"}, each) for i, each in enumerate(shapes))
-    try:
-        run(cases[0])
-    except Exception as error:
-        if "does not have" in str(error) or "must be one of" in str(error):
-            pytest.skip(f"no {level} here")
-        raise
     check_operator(SPARSE_ATTENTION, CPU.library(), variant=Variant(dtype=dtype), cases=cases)
 
 

@@ -28,21 +28,6 @@ pytestmark = pytest.mark.skipif(
     CPU.unavailable() is not None, reason=CPU.unavailable() or "the native library is here"
 )
 CASES = operator_cases()
-LEVELS = ("avx512", "avx2", "v2", "portable")
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make new sessions use one level of instructions."""
-    monkeypatch.setenv("SPARSIFY_CPU", request.param)
-    model = case_model(SPARSE_ATTENTION, CASES[0], Variant())
-    try:
-        session(model, CPU.library())
-    except Exception as error:
-        if "does not have" in str(error) or "must be one of" in str(error):
-            pytest.skip(f"no {request.param} here")
-        raise
-    return str(request.param)
 
 
 def check(cases: tuple[Case, ...], variant: Variant) -> None:

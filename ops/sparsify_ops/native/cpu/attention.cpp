@@ -40,7 +40,7 @@ void list_kept(const Problem& p, const KeySets::Set& set, const Slice& slice, Wo
 }
 
 // Rows one after another: of every head of the block, its queries.
-void list_rows(const Problem& p, const Block& b, const Slice& slice, Workspace& w) {
+void list_queries(const Problem& p, const Block& b, const Slice& slice, Workspace& w) {
   const Sizes& s = p.sizes;
   const int64_t q_bytes = s.qk_dim * bytes_of(p.element), y_bytes = s.v_dim * bytes_of(p.element);
   const bool masked = p.row_mask(), biased = p.row_bias(), limited = !w.limits.low.empty();
@@ -77,13 +77,15 @@ PanelJob job_for(const Problem& p, const Block& b, const KeySets::Set& set, cons
   return job;
 }
 
+// The most rows a block has when it holds so many heads.
+int64_t rows_of(const Problem& p, int64_t together) { return together * std::min(p.row_block(), p.sizes.q_len); }
+
 int64_t part_floats(const Call& call) {
-  const Problem& p = call.problem;
-  return call.together * std::min(p.row_block(), p.sizes.q_len) * (p.sizes.v_dim + 2);
+  return rows_of(call.problem, call.together) * (call.problem.sizes.v_dim + 2);
 }
 
 Part part_of(const Call& call, int64_t item) {
-  const int64_t rows = part_floats(call) / (call.problem.sizes.v_dim + 2);
+  const int64_t rows = rows_of(call.problem, call.together);
   float* y = call.shared.parts.data() + item * part_floats(call);
   float* top = y + rows * call.problem.sizes.v_dim;
   return {y, top, top + rows};
@@ -105,7 +107,7 @@ void attend_item(Call& call, int64_t item, Workspace& w) {
   } else {
     list_kept(p, set, slice, w);
   }
-  list_rows(p, b, slice, w);
+  list_queries(p, b, slice, w);
   PanelJob job = job_for(p, b, set, w);
   if (residual) job.pseudo = w.pseudo.view(p, b.rows);
   Part part{};
@@ -118,7 +120,7 @@ template <class Body>
 void guarded(Call& call, const char* sentence, const Body& body) {
   try {
     body();
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {  // bad_alloc, or length_error of a vector
     call.wrong.store(sentence);
   }
 }
@@ -136,14 +138,15 @@ void run_chunk(void* user, size_t index) {
 void run_table(void* user, size_t index) {
   Call& call = *static_cast<Call*>(user);
   guarded(call, "there is not enough memory for the residual's means", [&] {
-    fill_table(call.problem, call.shared.sets, call.isa, static_cast<int64_t>(index), call.shared.tables);
+    fill_table(call.problem, call.shared.sets, call.isa, static_cast<int64_t>(index), workspace.keys,
+               workspace.pseudo.sums, call.shared.tables);
   });
 }
 
 void run_states(void* user, size_t index) {
   Call& call = *static_cast<Call*>(user);
   guarded(call, "there is not enough memory to look at the mask",
-          [&] { fill_states(call.problem, static_cast<int64_t>(index), call.shared.states); });
+          [&] { fill_states(call.problem, static_cast<int64_t>(index), workspace.seen, call.shared.states); });
 }
 
 void run(const Loop& loop, void (*body)(void*, size_t), size_t count, Call& call) {
@@ -157,14 +160,14 @@ int64_t heads_together(const Problem& p, const KeySets& sets) {
   constexpr int64_t kRows = 64;
   const bool same_list = !p.counts || (p.counts.stride[1] == 0 && p.indices.stride[1] == 0);
   if (!same_list || sets.head_step || p.attributes.residual != Residual::none) return 1;
-  return std::max<int64_t>(1, std::min(p.group(), kRows / std::min(p.row_block(), p.sizes.q_len)));
+  return std::max<int64_t>(1, std::min(p.group(), kRows / rows_of(p, 1)));
 }
 
 // With few rows and fewer blocks than a machine has cores, a block's keys are cut as well. It depends on sizes alone:
 // the same call gives the same bits on any number of threads.
 int64_t slices_of(const Problem& p, int64_t together, int64_t blocks) {
   constexpr int64_t kRows = 16, kItems = 16, kKeys = 1024;
-  if (p.attributes.residual != Residual::none || together * std::min(p.row_block(), p.sizes.q_len) > kRows) return 1;
+  if (p.attributes.residual != Residual::none || rows_of(p, together) > kRows) return 1;
   return std::max<int64_t>(1, std::min(kItems / blocks, p.sizes.k_len / kKeys));
 }
 
@@ -174,7 +177,7 @@ void cut(Call& call) {
   constexpr int64_t kEnough = 1 << 21;  // multiply-adds
   constexpr int64_t kFewRows = 8;       // fewer rows cost as many: then reading the keys is the work
   const Problem& p = call.problem;
-  const int64_t together = call.together, per_head = p.q_blocks() * call.slices;
+  const int64_t together = call.together, per_head = call.items / (p.sizes.batch * p.sizes.kv_heads);
   call.shared.chunks.assign(1, 0);
   int64_t work = 0;
   for (int64_t item = 0; item < call.items; ++item) {
@@ -208,7 +211,7 @@ void merge(const Call& call) {
   float* sum = static_cast<float*>(w.panel.at_least(static_cast<size_t>(call.problem.sizes.v_dim) * sizeof(float)));
   for (int64_t block = 0; block < call.items / call.slices; ++block) {
     w.limits.low.clear();
-    list_rows(call.problem, block_at(call.problem, call.together, block), {0, 1}, w);
+    list_queries(call.problem, block_at(call.problem, call.together, block), {0, 1}, w);
     for (size_t row = 0; row < w.rows.size(); ++row) {
       merge_row(call, block, static_cast<int64_t>(row), sum, w.rows[row].y);
     }
@@ -217,7 +220,7 @@ void merge(const Call& call) {
 
 void run_residual(Call& call, const Loop& loop) {
   size_tables(call.problem, call.shared.sets, call.shared.tables);
-  run(loop, run_table, call.shared.tables.tables.size(), call);
+  run(loop, run_table, static_cast<size_t>(call.shared.tables.count), call);
   size_states(call.problem, call.shared.states);
   run(loop, run_states, static_cast<size_t>(call.shared.states.count()), call);
 }

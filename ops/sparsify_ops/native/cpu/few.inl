@@ -162,14 +162,14 @@ static void finish_few(const PanelJob& job, const FewScratch& s, const FewState&
 
 static void attend_few(const PanelJob& job, void* memory) {
   const FewScratch s = carve_few(job, memory);
-  const bool capped = job.softcap > 0;
+  const Scaling scaling = scaling_of(job);
   FewState state{};
-  start_few(job, s, capped ? 2.0f * kLog2e * (job.scale / job.softcap) : job.scale * kLog2e, state);
+  start_few(job, s, scaling.factor, state);
   for (int64_t at = 0; at < job.count; at += kGroup) {
     const int64_t left = job.count - at, count = left < kGroup ? left : kGroup;
-    list_rows(job, job.keys + at, left, count, s.group);
+    list_keys(job, job.keys + at, left, count, s.group);
     for (int64_t row = 0; row < job.row_count; ++row) {
-      const float top = score_row(job, s, row, job.keys + at, count, capped ? job.softcap * kLog2e : 0.0f);
+      const float top = score_row(job, s, row, job.keys + at, count, scaling.cap);
       fold_row(job, s, row, count, top, state);
     }
   }

@@ -37,7 +37,7 @@ INLINE void fetch_row(const char* row, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
 }
 
-// Converts the rows of `count` keys, and asks for those of as many keys to come.
+// Converts the rows of `count` keys, and asks early for those a little further on.
 INLINE void copy_rows(const PanelJob& job, const int32_t* keys, int64_t left, int64_t count, const Group& group) {
   const int64_t size = bytes_of(job.element), k_bytes = job.qk_dim * size, v_bytes = job.v_dim * size;
   const char* k = static_cast<const char*>(job.k);
@@ -51,7 +51,7 @@ INLINE void copy_rows(const PanelJob& job, const int32_t* keys, int64_t left, in
 
 // Pointers to `count` rows of a list with `left` keys from here on. Behind them come the rows of later keys, which are
 // prefetched, and behind the list's end its last row: tiles may read those, but nothing depends on them.
-INLINE void list_rows(const PanelJob& job, const int32_t* keys, int64_t left, int64_t count, const Group& group) {
+INLINE void list_keys(const PanelJob& job, const int32_t* keys, int64_t left, int64_t count, const Group& group) {
   if (group.key_rows) {
     copy_rows(job, keys, left, count, group);
     for (int64_t i = 0; i < kListed; ++i) {

@@ -22,11 +22,7 @@ bool is_few(const PanelJob& job) { return job.row_count <= kFewRows && job.pseud
 size_t scratch_bytes(const PanelJob& job) { return is_few(job) ? few_bytes(job) : panel_bytes(job); }
 
 void attend(const PanelJob& job, void* memory) { is_few(job) ? attend_few(job, memory) : attend_panels(job, memory); }
-
-void to_float(Element element, const void* from, float* to, int64_t count) {
-  for (int64_t i = 0; i < count; i += kWidth) store_some(to + i, load_elements(element, from, i, count - i), count - i);
-}
 }  // namespace
 }  // namespace sparsify
 
-#define SPARSIFY_ISA(name) {name, kFewRows, scratch_bytes, attend, moments, row_biases, to_float, from_float}
+#define SPARSIFY_ISA(name) {name, scratch_bytes, attend, moments, row_biases, from_float}

@@ -50,7 +50,7 @@ void fill_key_sets(const Problem& p, KeySets& all) {
   const bool by_batch = (mask && p.mask.stride[0]) || (bias && p.bias.stride[0]);
   const bool by_head = (mask && p.mask.stride[1]) || (bias && p.bias.stride[1]);
   const int64_t batches = by_batch ? p.sizes.batch : 1, heads = by_head ? p.sizes.q_heads : 1;
-  all.sets.resize(batches * heads);
+  if (static_cast<int64_t>(all.sets.size()) < batches * heads) all.sets.resize(batches * heads);
   all.batch_step = by_batch ? heads : 0;
   all.head_step = by_head ? 1 : 0;
   for (int64_t i = 0; i < batches * heads; ++i) {

@@ -5,6 +5,7 @@ constexpr int kLanes = SPARSIFY_NR * kWidth;
 struct Panel {
   alignas(64) float top[kLanes];
   alignas(64) float total[kLanes];
+  alignas(64) float length[kLanes];  // of the queries, for pseudo-keys with a spread
   alignas(64) int32_t low[kLanes];
   alignas(64) int32_t high[kLanes];
   const Row* rows;
@@ -15,7 +16,7 @@ struct Panel {
   bool started;                  // whether ot holds anything yet
 };
 
-// Lanes without a row are as plain as can be: they forbid nothing, and nobody asks for their results.
+// Whether extras that are not all plain allow any row any key.
 INLINE Extras judge(const Panel& panel, int64_t count, int64_t lanes, const float* extras) {
   for (int64_t at = 0; at < count; ++at) {
     for (int64_t i = 0; i < lanes && i < panel.count; ++i) {
@@ -25,8 +26,8 @@ INLINE Extras judge(const Panel& panel, int64_t count, int64_t lanes, const floa
   return Extras::none;
 }
 
-// The extras of up to kWidth keys, from rows to lanes. Says in which lanes they are plain. `direct` holds where they are
-// nothing but float32 biases of neighbouring keys for a full panel.
+// The extras of up to kWidth keys, from rows to lanes. Says in which lanes they are plain. `direct` holds where they
+// are nothing but float32 biases of neighbouring keys for a full panel.
 template <int NR, bool direct>
 INLINE vi turn_extras(const PanelJob& job, const Panel& panel, const int32_t* keys, int64_t count, float* out) {
   constexpr int L = NR * kWidth;
@@ -110,15 +111,15 @@ static void change_keys(const PanelJob& job, const Panel& panel, const What& wha
   }
 }
 
-// Pseudo-keys: the group's size, its bias and, for iso, the spread of its keys. `length` is per lane and, as the
-// slopes are, in units in which the spread's addend min(s * sqrt(n - 1), s * s / 2) reads s * min(slope, s).
+// Pseudo-keys: the group's size, its bias and, for iso, the spread of its keys. The lengths are, as the slopes
+// are, in units in which the spread's addend min(s * sqrt(n - 1), s * s / 2) reads s * min(slope, s).
 template <int NR>
 static void change_pseudo(const PanelJob& job, const Panel& panel, int64_t begin, int64_t count, float cap,
-                          const float* length, float* scores, vf (&top)[NR]) {
+                          float* scores, vf (&top)[NR]) {
   constexpr int L = NR * kWidth;
   const PseudoKeys& p = job.pseudo;
   vf spread[NR];
-  for (int j = 0; j < NR; ++j) top[j] = splat(-kInf), spread[j] = p.deviation ? load(length + j * kWidth) : vf{};
+  for (int j = 0; j < NR; ++j) top[j] = splat(-kInf), spread[j] = p.deviation ? load(panel.length + j * kWidth) : vf{};
   for (int64_t at = 0; at < count; ++at) {
     const vf addend = splat(p.addend[begin + at]);
     const float deviation = p.deviation ? p.deviation[begin + at] : 0.0f;

@@ -42,16 +42,17 @@ void size_states(const Problem& p, MaskStates& all) {
   all.states.resize(p.sizes.batch * all.heads * all.blocks * all.keys);
 }
 
-void fill_states(const Problem& p, int64_t index, MaskStates& all) {
+void fill_states(const Problem& p, int64_t index, Seen& seen, MaskStates& all) {
   Block b{};
   b.index = index % all.blocks;
   b.head = index / all.blocks % all.heads;
   b.batch = index / all.blocks / all.heads;
   b.first = b.index * p.row_block();
   b.rows = std::min(p.row_block(), p.sizes.q_len - b.first);
-  Limits limits;
+  Limits& limits = seen.limits;
   set_limits(p, b, limits);
-  std::vector<uint8_t> yes(all.keys), any(all.keys), every(all.keys, 1);
+  std::vector<uint8_t>&yes = seen.yes, &any = seen.any, &every = seen.every;
+  yes.resize(all.keys), any.assign(all.keys, 0), every.assign(all.keys, 1);
   for (int64_t row = 0; row < b.rows; ++row) {
     const int64_t begin = limits.low.empty() ? 0 : limits.low[row];
     const int64_t end = std::max(begin, limits.low.empty() ? limits.any_high + 1 : limits.high[row] + int64_t{1});

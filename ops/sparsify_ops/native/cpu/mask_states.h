@@ -19,8 +19,14 @@ struct MaskStates {
   const uint8_t* of(const Block&) const;
 };
 
+// Room to work in: of each key, whether the row at hand sees it, any does, every one does.
+struct Seen {
+  std::vector<uint8_t> yes, any, every;
+  Limits limits;
+};
+
 // Sized for the problem, and empty when no mask differs between rows; fill_states computes one entry.
 void size_states(const Problem&, MaskStates&);
-void fill_states(const Problem&, int64_t index, MaskStates&);
+void fill_states(const Problem&, int64_t index, Seen&, MaskStates&);
 
 }  // namespace sparsify

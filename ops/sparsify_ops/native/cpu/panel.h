@@ -75,12 +75,10 @@ struct RowBiases {
 
 struct Isa {
   const char* name;
-  int64_t few_rows;  // up to so many rows, reading the keys costs more than computing
   size_t (*scratch_bytes)(const PanelJob& job);
   void (*attend)(const PanelJob& job, void* scratch);  // scratch: 64-byte aligned
   float (*moments)(const Moments& what, float* sum);   // overwrites sum; about a shift, returns the summed squares
   void (*row_biases)(const RowBiases& what, float* out);
-  void (*to_float)(Element, const void* from, float* to, int64_t count);
   void (*from_float)(Element, const float* from, void* to, int64_t count);
 };
 

@@ -6,14 +6,14 @@ constexpr int64_t kMostPanels = kMostRows / kLanes;
 
 struct Scratch {
   Panel* panels;
-  float *scores, *extras, *length;
+  float *scores, *extras;
   Group group;
 };
 
 static size_t panel_bytes(const PanelJob& job) {
   const int64_t rows = job.row_count < kMostRows ? job.row_count : kMostRows;
   const int64_t panels = (rows + kLanes - 1) / kLanes;
-  const int64_t floats = panels * kLanes * (job.qk_dim + job.v_dim) + kLanes * (2 * kListed + 1) +
+  const int64_t floats = panels * kLanes * (job.qk_dim + job.v_dim) + 2 * kLanes * kListed +
                          group_floats(job, false);
   return (size_t)(kMostPanels * sizeof(Panel)) + (size_t)floats * 4 + 2 * kListed * sizeof(float*);
 }
@@ -27,13 +27,12 @@ INLINE void carve(const PanelJob& job, int64_t panels, void* memory, Scratch& s)
   }
   s.scores = at, at += kLanes * kListed;
   s.extras = at, at += kLanes * kListed;
-  s.length = at, at += kLanes;
   carve_group(job, false, at, s.group);
 }
 
 // qt[d][lane] = factor * q[lane][d]; lanes without a row are zero.
 template <int NR>
-static void pack_queries(const PanelJob& job, const Panel& panel, float factor) {
+static void pack_queries(const PanelJob& job, Panel& panel, float factor) {
   constexpr int L = NR * kWidth;
   for (int j = 0; j < NR; ++j) {
     for (int64_t d = 0; d < job.qk_dim; d += kWidth) {
@@ -54,6 +53,26 @@ static void pack_queries(const PanelJob& job, const Panel& panel, float factor) 
       }
     }
   }
+}
+
+// What change_pseudo wants to know of a query: scale * |q|, in its units.
+template <int NR>
+static void query_lengths(const PanelJob& job, Panel& panel) {
+  constexpr int L = NR * kWidth;
+  for (int j = 0; j < NR; ++j) {
+    vf sum = vf{};
+    for (int64_t d = 0; d < job.qk_dim; ++d) {
+      const vf q = load(panel.qt + d * L + j * kWidth);
+      sum += q * q;
+    }
+    for (int i = 0; i < kWidth; ++i) panel.length[j * kWidth + i] = __builtin_sqrtf(sum[i] * (0.5f / kLog2e));
+  }
+}
+
+template <int NR>
+static void prepare(const PanelJob& job, Panel& panel, float factor) {
+  pack_queries<NR>(job, panel, factor);
+  if (job.pseudo.deviation) query_lengths<NR>(job, panel);
 }
 
 // y[lane][d] = ot[d][lane] / total[lane]; a row without terms gives zeros. A part is left undivided.
@@ -87,13 +106,6 @@ static void finish_part(const PanelJob& job, const Panel& panel) {
   }
 }
 
-// A sink is a logit that was there before the first key and has no value.
-INLINE void start_row(float sink, float& top, float& total) {
-  const bool is_nan = sink != sink;
-  top = is_nan ? -kInf : to_log2(sink);
-  total = is_nan ? sink : sink == -kInf ? 0.0f : 1.0f;
-}
-
 static void limit_panel(Panel& panel) {
   panel.any_low = panel.safe_high = INT32_MAX;
   panel.any_high = panel.safe_low = INT32_MIN;
@@ -115,12 +127,9 @@ static void start_panel(const PanelJob& job, int64_t first, Panel& panel) {
   panel.rows = job.rows + first;
   panel.count = job.row_count - first < kLanes ? job.row_count - first : kLanes;
   panel.started = false;
-  for (int64_t i = 0; i < panel.count; ++i) {
-    const float sink = panel.rows[i].sink;
-    if (sink == -kInf) panel.top[i] = sink, panel.total[i] = 0.0f;
-    else start_row(sink, panel.top[i], panel.total[i]);
+  for (int64_t i = 0; i < kLanes; ++i) {
+    start_row(i < panel.count ? panel.rows[i].sink : -kInf, panel.top[i], panel.total[i]);
   }
-  for (int64_t i = panel.count; i < kLanes; ++i) panel.top[i] = -kInf, panel.total[i] = 0.0f;
   if (job.limited) limit_panel(panel);
 }
 
@@ -188,34 +197,20 @@ static void attend_keys(const PanelJob& job, const Scratch& s, Panel& panel, con
   if (what.key_bias || cap > 0 || (what.elements && what.limits)) {
     change_keys<NR>(job, panel, what, span.keys, span.count, s.extras, s.scores, top);
   } else if (extras == Extras::plain) {
-    change_keys<NR>(job, panel, Only<false, true, true>{}, span.keys, span.count, s.extras, s.scores, top);
+    change_keys<NR>(job, panel, OnlyPlain{}, span.keys, span.count, s.extras, s.scores, top);
   } else if (what.elements) {
-    change_keys<NR>(job, panel, Only<false, true, false>{}, span.keys, span.count, s.extras, s.scores, top);
+    change_keys<NR>(job, panel, OnlyElements{}, span.keys, span.count, s.extras, s.scores, top);
   } else if (what.limits) {
-    change_keys<NR>(job, panel, Only<true, false, false>{}, span.keys, span.count, s.extras, s.scores, top);
+    change_keys<NR>(job, panel, OnlyLimits{}, span.keys, span.count, s.extras, s.scores, top);
   }
   fold<NR, MR>(job, s, panel, span.from, span.count, top);
 }
 
-template <int NR>
-static void query_lengths(const PanelJob& job, const Panel& panel, float* length) {
-  constexpr int L = NR * kWidth;
-  for (int j = 0; j < NR; ++j) {
-    vf sum = vf{};
-    for (int64_t d = 0; d < job.qk_dim; ++d) {
-      const vf q = load(panel.qt + d * L + j * kWidth);
-      sum += q * q;
-    }
-    for (int i = 0; i < kWidth; ++i) length[j * kWidth + i] = __builtin_sqrtf(sum[i] * (0.5f / kLog2e));
-  }
-}
-
 template <int NR, int MR>
 static void attend_pseudo(const PanelJob& job, const Scratch& s, Panel& panel, const Span& span, float cap) {
-  if (job.pseudo.deviation) query_lengths<NR>(job, panel, s.length);
   vf top[NR];
   score_keys<NR, MR>(job, s, panel, 0, span.count, span.fetch, top);
-  change_pseudo<NR>(job, panel, span.from, span.count, cap, s.length, s.scores, top);
+  change_pseudo<NR>(job, panel, span.from, span.count, cap, s.scores, top);
   fold<NR, MR>(job, s, panel, 0, span.count, top);
 }
 
@@ -231,7 +226,7 @@ static void finish_panel(const PanelJob& job, Panel& panel) {
 // What a panel does at each step, for as many vectors of lanes as its rows need: fewer rows take a narrower panel, so
 // that short sequences do not pay for empty lanes.
 struct Steps {
-  void (*pack)(const PanelJob&, const Panel&, float factor);
+  void (*prepare)(const PanelJob&, Panel&, float factor);
   void (*keys)(const PanelJob&, const Scratch&, Panel&, const Span&, float cap);
   void (*pseudo)(const PanelJob&, const Scratch&, Panel&, const Span&, float cap);
   void (*finish)(const PanelJob&, Panel&);
@@ -239,7 +234,7 @@ struct Steps {
 
 template <int NR, int MR>
 INLINE Steps steps() {
-  return {pack_queries<NR>, attend_keys<NR, MR>, attend_pseudo<NR, MR>, finish_panel<NR>};
+  return {prepare<NR>, attend_keys<NR, MR>, attend_pseudo<NR, MR>, finish_panel<NR>};
 }
 
 INLINE Steps steps_for(int64_t rows) {
@@ -267,7 +262,7 @@ static void walk_keys(const PanelJob& job, const Scratch& s, int64_t panels, flo
     const int32_t* keys = job.keys + at;
     const int64_t left = job.count - at, count = left < kGroup ? left : kGroup;
     const int64_t next = left - count < kGroup ? left - count : kGroup;
-    list_rows(job, keys, left, count, s.group);
+    list_keys(job, keys, left, count, s.group);
     bool fetch = !s.group.key_rows;
     for (int64_t i = 0; i < panels; ++i) {
       // Just in time: rows of a mask often lie a power of two apart and drive each other out of the cache.
@@ -298,15 +293,13 @@ static void attend_rows(const PanelJob& job, int64_t first, int64_t rows, void* 
   const int64_t panels = (rows + kLanes - 1) / kLanes;
   Scratch s;
   carve(job, panels, memory, s);
-  const bool capped = job.softcap > 0;
-  const float cap = capped ? job.softcap * kLog2e : 0.0f;
-  const float factor = capped ? 2.0f * kLog2e * (job.scale / job.softcap) : job.scale * kLog2e;
+  const Scaling scaling = scaling_of(job);
   for (int64_t i = 0; i < panels; ++i) {
     start_panel(job, first + i * kLanes, s.panels[i]);
-    steps_for(s.panels[i].count).pack(job, s.panels[i], factor);
+    steps_for(s.panels[i].count).prepare(job, s.panels[i], scaling.factor);
   }
-  walk_keys(job, s, panels, cap);
-  walk_pseudo(job, s, panels, cap);
+  walk_keys(job, s, panels, scaling.cap);
+  walk_pseudo(job, s, panels, scaling.cap);
   for (int64_t i = 0; i < panels; ++i) steps_for(s.panels[i].count).finish(job, s.panels[i]);
 }
 

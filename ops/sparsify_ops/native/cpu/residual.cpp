@@ -37,13 +37,14 @@ void means_without(const BlockContext& c, const void* k, const void* v, int64_t 
   const float* k_mean = c.stats.k_mean.data() + group * d;
   const float* v_mean = c.stats.v_mean.data() + group * dv;
   sums.resize(std::max(d, dv));
-  out.squares = c.stats.squares[group] - c.isa.moments({c.problem.element, k, d, removed.data(), gone, k_mean}, sums.data());
+  const Element element = c.problem.element;
+  out.squares = c.stats.squares[group] - c.isa.moments({element, k, d, removed.data(), gone, k_mean}, sums.data());
   for (int64_t i = 0; i < d; ++i) {
     const float moved = -sums[i] * share;
     out.k[i] = k_mean[i] + moved;
     out.squares -= static_cast<float>(n) * moved * moved;
   }
-  c.isa.moments({c.problem.element, v, dv, removed.data(), gone, v_mean}, sums.data());
+  c.isa.moments({element, v, dv, removed.data(), gone, v_mean}, sums.data());
   for (int64_t i = 0; i < dv; ++i) out.v[i] = v_mean[i] - sums[i] * share;
 }
 
@@ -212,10 +213,12 @@ PseudoKeys PseudoList::view(const Problem& p, int64_t rows_in_block) const {
 void size_tables(const Problem& p, const KeySets& sets, ResidualTables& all) {
   all.heads = sets.head_step ? p.sizes.q_heads : p.sizes.kv_heads;
   all.heads_per_table = p.sizes.q_heads / all.heads;
-  all.tables.resize(p.sizes.batch * all.heads);
+  all.count = p.sizes.batch * all.heads;
+  if (static_cast<int64_t>(all.tables.size()) < all.count) all.tables.resize(all.count);
 }
 
-void fill_table(const Problem& p, const KeySets& sets, const Isa& isa, int64_t index, ResidualTables& all) {
+void fill_table(const Problem& p, const KeySets& sets, const Isa& isa, int64_t index, std::vector<int32_t>& keys,
+                std::vector<float>& sums, ResidualTables& all) {
   const int64_t g = p.residual_group(), groups = (p.sizes.k_len + g - 1) / g, d = p.sizes.qk_dim, dv = p.sizes.v_dim;
   Block b{};
   b.batch = index / all.heads;
@@ -224,8 +227,6 @@ void fill_table(const Problem& p, const KeySets& sets, const Isa& isa, int64_t i
   GroupStats& out = all.tables[index];
   out.k_mean.resize(groups * d), out.v_mean.resize(groups * dv), out.squares.resize(groups), out.count.resize(groups);
   out.pseudo.resize(groups);
-  std::vector<int32_t> keys;
-  std::vector<float> sums;
   for (int64_t i = 0; i < groups; ++i) {
     keys.clear();
     append_keys(set, i * g, std::min<int64_t>(i * g + g, p.key_length(b.batch)), keys);

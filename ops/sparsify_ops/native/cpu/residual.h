@@ -26,13 +26,16 @@ struct GroupStats {
 
 struct ResidualTables {
   std::vector<GroupStats> tables;
+  int64_t count = 0;           // of the tables in use
   int64_t heads = 0, heads_per_table = 1;
   const GroupStats& of(int64_t batch, int64_t head) const { return tables[batch * heads + head / heads_per_table]; }
 };
 
 // Sized for the problem; fill_table computes one entry, so that tables can be made in parallel.
 void size_tables(const Problem&, const KeySets&, ResidualTables&);
-void fill_table(const Problem&, const KeySets&, const Isa&, int64_t index, ResidualTables&);
+// `keys` and `sums` are room to work in.
+void fill_table(const Problem&, const KeySets&, const Isa&, int64_t index, std::vector<int32_t>& keys,
+                std::vector<float>& sums, ResidualTables&);
 
 // A block's pseudo-keys. The buffers are kept from block to block.
 struct PseudoList {

@@ -44,6 +44,24 @@ INLINE bool any_of(vi x) {
   return any != 0;
 }
 
+// What the queries are multiplied by, and log2(e) * softcap, or 0.
+struct Scaling {
+  float factor, cap;
+};
+INLINE Scaling scaling_of(const PanelJob& job) {
+  if (job.softcap > 0) return {2.0f * kLog2e * (job.scale / job.softcap), job.softcap * kLog2e};
+  return {job.scale * kLog2e, 0.0f};
+}
+
+// A sink is a logit that was there before the first key and has no value.
+INLINE void start_row(float sink, float& top, float& total) {
+  top = -kInf, total = 0.0f;
+  if (sink == -kInf) return;
+  const bool is_nan = sink != sink;
+  if (!is_nan) top = to_log2(sink);
+  total = is_nan ? sink : 1.0f;
+}
+
 // The scale folded into the queries turned a softcapped score into 2 * log2(e) * scale * q.k / softcap.
 INLINE vf soften(vf x, float cap) {
   const vf e = exp2v(smaller(splat(126.0f), x));
@@ -76,3 +94,6 @@ struct Only {
   static constexpr bool limits = Limits, elements = Elements, plain = Plain, key_bias = false;
   static constexpr float cap = 0;
 };
+using OnlyLimits = Only<true, false, false>;
+using OnlyElements = Only<false, true, false>;
+using OnlyPlain = Only<false, true, true>;

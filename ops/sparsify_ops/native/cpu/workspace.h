@@ -43,6 +43,7 @@ struct Workspace {
   std::vector<int32_t> keys;
   std::vector<Row> rows;
   PseudoList pseudo;
+  Seen seen;
 };
 
 // Of a thread that was called: what all blocks share.
