@@ -257,13 +257,27 @@ INLINE Span visible(const PanelJob& job, const Panel& panel, const int32_t* keys
   return {keys + from, from, end - from, false};
 }
 
-static void walk_keys(const PanelJob& job, const Scratch& s, int64_t panels, float cap) {
+// Asks for what comes next, before the last group of keys: the rows to write, and the queries behind these, which most
+// often are those of the next block.
+INLINE void fetch_next(const PanelJob& job, int64_t first, int64_t rows) {
+  const int64_t q_bytes = bytes_of(job.element) * job.qk_dim, y_bytes = bytes_of(job.element) * job.v_dim;
+  for (int64_t i = first; i < first + rows; ++i) {
+    const char* q = static_cast<const char*>(job.rows[i].q) + rows * q_bytes;
+    const char* y = static_cast<const char*>(job.rows[i].y);
+    for (int64_t at = 0; at < q_bytes; at += 64) __builtin_prefetch(q + at);
+    for (int64_t at = 0; at < y_bytes; at += 64) __builtin_prefetch(y + at, 1);
+  }
+}
+
+static void walk_keys(const PanelJob& job, const Scratch& s, int64_t panels, int64_t rows, float cap) {
+  const bool long_rows = job.qk_dim + job.v_dim >= 256;  // too much for the prefetchers of the hardware
   for (int64_t at = 0; at < job.count; at += kGroup) {
     const int32_t* keys = job.keys + at;
     const int64_t left = job.count - at, count = left < kGroup ? left : kGroup;
     const int64_t next = left - count < kGroup ? left - count : kGroup;
     list_keys(job, keys, left, count, s.group);
-    bool fetch = !s.group.key_rows;
+    if (left == count) fetch_next(job, s.panels[0].first, rows);
+    bool fetch = !s.group.key_rows && (long_rows || keys[count - 1] - keys[0] != count - 1);
     for (int64_t i = 0; i < panels; ++i) {
       // Just in time: rows of a mask often lie a power of two apart and drive each other out of the cache.
       if (i + 1 < panels) prefetch_extras(job, s.panels[i + 1], keys, count);
@@ -298,7 +312,7 @@ static void attend_rows(const PanelJob& job, int64_t first, int64_t rows, void* 
     start_panel(job, first + i * kLanes, s.panels[i]);
     steps_for(s.panels[i].count).prepare(job, s.panels[i], scaling.factor);
   }
-  walk_keys(job, s, panels, scaling.cap);
+  walk_keys(job, s, panels, rows, scaling.cap);
   walk_pseudo(job, s, panels, scaling.cap);
   for (int64_t i = 0; i < panels; ++i) steps_for(s.panels[i].count).finish(job, s.panels[i]);
 }

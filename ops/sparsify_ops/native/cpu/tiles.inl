@@ -59,6 +59,7 @@ INLINE void value_tile(const float* const* values, int64_t count, const float* w
 #pragma GCC unroll 4
     for (int j = 0; j < NR; ++j) acc[i][j] = first ? vf{} : load(ot + (d + i) * L + j * kWidth) * keep[j];
   }
+#pragma GCC unroll 4
   for (int64_t key = 0; key < count; ++key) {
     const float* v = values[key] + d;
     vf w[NR];

@@ -33,8 +33,21 @@ INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
 INLINE vf smaller(vf a, vf b) { return a < b ? a : b; }
 #endif
 
-// 2^x for x in [-inf, 127]: exactly 1 at 0, exactly 0 from -127 down, NaN for NaN, within 2 ulp between.
+// 2^x for x in [-inf, 127]: exactly 1 at 0, exactly 0 at -inf, NaN for NaN, within 2 ulp between.
+#if defined(__AVX512DQ__)
+// x minus its floor, 0 for -inf, goes through the polynomial; the other instruction takes the floor by itself.
+INLINE vf exp2v(vf x) {
+  const vf f = (vf)_mm512_maskz_reduce_ps(kAll, (__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  vf p = splat(0x1.e974fap-10f) * f + 0x1.277856p-7f;
+  p = p * f + 0x1.c91ce6p-5f;
+  p = p * f + 0x1.ebdb56p-3f;
+  p = p * f + 0x1.62e4bap-1f;
+  p = p * f + 1.0f;
+  return (vf)_mm512_maskz_scalef_ps(kAll, (__m512)p, (__m512)x);
+}
+#else
 // Adding a number near 1.5 * 2^23 rounds x to an integer in the low bits; the extra 127 makes them the exponent field.
+// From -127 down the result is 0.
 INLINE vf exp2v(vf x) {
   x = larger(splat(-127.0f), x);
   const vf magic = splat(12582912.0f + 127.0f);
@@ -47,6 +60,7 @@ INLINE vf exp2v(vf x) {
   p = p * f + 1.0f;
   return p * (vf)((vi)shifted << 23);
 }
+#endif
 
 INLINE float sum_of(vf x) {
   float sum = 0.0f;
