@@ -20,7 +20,7 @@ pytestmark = [
 ]
 x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="one level only")
 
-LEVELS = ("isa_v2.cpp", "isa_avx2.cpp", "isa_avx512.cpp")
+LEVELS = ("isa_v2.cpp", "isa_avx2.cpp", "isa_avx512.cpp", "isa_avx512bf16.cpp")
 V3 = re.compile(
     r"^v(?!err\b|erw\b)[a-z]|%ymm|%zmm"  # AVX and later are encoded anew
     r"|^(?:shlx|sarx|shrx|andn|mulx|rorx|bextr|bls\w+|bzhi|pdep|pext|lzcnt|movbe)\b"

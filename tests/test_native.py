@@ -12,8 +12,9 @@ LEVELS = {
     "v2": ("kIsaV2", "isa_v2.cpp", "-march=x86-64-v2"),
     "avx2": ("kIsaAvx2", "isa_avx2.cpp", "-march=x86-64-v3"),
     "avx512": ("kIsaAvx512", "isa_avx512.cpp", "-march=x86-64-v4"),
+    "avx512bf16": ("kIsaAvx512Bf16", "isa_avx512bf16.cpp", "-march=x86-64-v4 -mavx512bf16"),
 }
-NEEDS = {"v2": {"sse4_2"}, "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512bw", "avx512vl"}}
+NEEDS = {"v2": {"sse4_2"}, "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512bw", "avx512vl"}, "avx512bf16": {"avx512_bf16"}}
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = set(CPUINFO.read_text(encoding="utf-8").split()) if CPUINFO.exists() else set()
 PORTABLE = ("attention.cpp", "keys.cpp", "residual.cpp", "mask_states.cpp")
@@ -31,7 +32,7 @@ def build(folder: Path, sanitizer: str, level: str) -> Path:
         "-fno-sanitize-recover=all",
         "-pthread",
     ]
-    numeric = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", march]
+    numeric = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", *march.split()]
     (folder / "empty.cpp").write_text("int main() {}")
     probe = ["g++", *flags, str(folder / "empty.cpp"), "-o", str(folder / "empty")]
     if subprocess.run(probe, capture_output=True, check=False).returncode:

@@ -13,15 +13,18 @@ import numpy.typing as npt
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from sparsify.plugins import Operator
-from sparsify.runtime import onnxruntime
+from sparsify.runtime import BFLOAT16_OPTION, onnxruntime
 from sparsify.testing.operator_cases import Case, neutral_inputs, operator_cases
 
 TOLERANCE: Mapping[int, float] = {
     TensorProto.FLOAT: 2e-5,
-    TensorProto.FLOAT16: 2e-2,
-    TensorProto.BFLOAT16: 1e-1,
+    TensorProto.FLOAT16: 2e-3,
+    TensorProto.BFLOAT16: 2e-2,
 }
 """The largest absolute difference on unit normal data, per element type."""
+
+BFLOAT16_TOLERANCE = 6e-2
+"""The same for a kernel that is asked to multiply in bfloat16."""
 
 _TYPES: Mapping[str, int] = {
     "block_indices": TensorProto.INT32,
@@ -44,6 +47,13 @@ class Variant:
 
     All names are written, because onnx.reference wants as many as the body has inputs.
     """
+    bfloat16: bool = False
+    """Whether a kernel is asked to multiply in bfloat16."""
+
+    @property
+    def tolerance(self) -> float:
+        """The largest absolute difference between a kernel and the body."""
+        return BFLOAT16_TOLERANCE if self.bfloat16 else TOLERANCE[self.dtype]
 
 
 def check_operator(
@@ -59,7 +69,7 @@ def check_operator(
     run: every case must load, run and give finite numbers of the right shape.
 
     Raises:
-        AssertionError: cases differ by more than `TOLERANCE`; the message lists them.
+        AssertionError: cases differ by more than `Variant.tolerance`; the message lists them.
 
     """
     chosen = Variant() if variant is None else variant
@@ -76,18 +86,22 @@ def run_case(
     operator: Operator, case: Case, variant: Variant, library: Path | None = None
 ) -> npt.NDArray[np.float32]:
     """Y of one case in ONNX Runtime, [B, Hq, Sq, Dv], through the body or through a library."""
-    active = session(case_model(operator, case, variant), library)
+    active = session(case_model(operator, case, variant), library, bfloat16=variant.bfloat16)
     result: npt.NDArray[np.float32] = active.run(None, dict(case_inputs(case, variant)))[0]
     return result
 
 
-def session(model: ModelProto, library: Path | None = None, threads: int = 1) -> Any:
+def session(
+    model: ModelProto, library: Path | None = None, threads: int = 1, bfloat16: bool = False
+) -> Any:
     """Give a session that loads fast: it leaves the graph unoptimised."""
     ort = onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if bfloat16:
+        options.add_session_config_entry(BFLOAT16_OPTION, "1")
     if library is not None:
         options.register_custom_ops_library(str(library))
     return ort.InferenceSession(
@@ -169,6 +183,6 @@ def _failure(operator: Operator, case: Case, variant: Variant, library: Path | N
     if other.shape != body.shape:
         return f"{case.name}: the kernel's result has shape {other.shape}, not {body.shape}"
     error = float(np.max(np.abs(other - body), initial=0.0))
-    if error <= TOLERANCE[variant.dtype]:
+    if error <= variant.tolerance:
         return None
     return f"{case.name} ({', '.join(sorted(case.uses)) or 'dense'}): differs by {error:.1e}"

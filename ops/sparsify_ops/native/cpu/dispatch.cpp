@@ -53,11 +53,19 @@ const Isa& choose(const char* wanted) {
   throw Failure("The kernels of ai.sparsify need at least x86-64-v2 (SSE4.2), which this processor does not have.");
 }
 
+const Isa& in_bfloat16(const Isa& isa) {
+#if defined(__x86_64__) || defined(_M_X64)
+  if (&isa == &kIsaAvx512 && __builtin_cpu_supports("avx512bf16")) return kIsaAvx512Bf16;
+#endif
+  return isa;
+}
+
 }  // namespace
 
-const Isa& chosen_isa() {
+const Isa& chosen_isa(bool bfloat16) {
   const char* wanted = getenv("SPARSIFY_CPU");
-  return choose(wanted && *wanted ? wanted : nullptr);
+  const Isa& isa = choose(wanted && *wanted ? wanted : nullptr);
+  return bfloat16 ? in_bfloat16(isa) : isa;
 }
 
 }  // namespace sparsify

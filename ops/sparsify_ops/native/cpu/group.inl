@@ -1,5 +1,5 @@
 // The keys of one softmax group: pointers to their rows, as floats. A key row is read where it lies, unless it is in
-// half precision: then the group's rows are converted once for all panels of query rows that look at them.
+// half precision or to be: then the group's rows are converted once for all panels of query rows that look at them.
 
 constexpr int64_t kGroup = SPARSIFY_GROUP;  // keys per softmax group; a multiple of every tile's height
 constexpr int64_t kAhead = 32;              // pointers beyond a group that tiles and prefetches look at
@@ -14,9 +14,10 @@ struct Group {
 
 INLINE int64_t whole(int64_t dim) { return (dim + kWidth - 1) / kWidth * kWidth; }
 
-// Whether rows must be copied: half precision is, and so are rows that end amid a vector where vectors run along them.
+// Whether rows must be copied: half precision is, what becomes words of pairs is, and so are rows that end amid a
+// vector where vectors run along them.
 INLINE bool copies(const PanelJob& job, bool along) {
-  return job.element != Element::f32 || (along && (job.qk_dim % kWidth || job.v_dim % kWidth));
+  return job.element != Element::f32 || (along ? job.qk_dim % kWidth || job.v_dim % kWidth : SPARSIFY_PAIRS);
 }
 
 INLINE int64_t group_floats(const PanelJob& job, bool along) {
@@ -71,14 +72,5 @@ INLINE void list_keys(const PanelJob& job, const int32_t* keys, int64_t left, in
   for (int64_t i = real; i < kListed; ++i) {
     group.keys[i] = group.keys[real - 1];
     group.values[i] = group.values[real - 1];
-  }
-}
-
-// The same for pseudo-keys, whose rows are floats already.
-INLINE void list_pseudo(const PseudoKeys& p, int64_t at, const Group& group) {
-  for (int64_t i = 0; i < kListed; ++i) {
-    const int64_t from = at + i < p.count ? at + i : p.count - 1;
-    group.keys[i] = p.k[from];
-    group.values[i] = p.v[from];
   }
 }

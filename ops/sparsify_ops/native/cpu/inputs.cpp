@@ -221,8 +221,7 @@ Problem read_problem(const Runtime& ort, const OrtKernelContext* context, const 
   p.element = element_of(element);
   read_sizes(reader.take(0, element), reader.take(1, element), reader.take(2, element), p);
   read_selection(reader.take(3, kOrtInt32), reader.take(4, kOrtInt32), p);
-  // With every block kept the block size means nothing; this one suits the kernel.
-  if (!p.counts) p.attributes.q_block = 128, p.attributes.residual = Residual::none;
+  if (!p.counts) p.attributes.residual = Residual::none;
   read_masks(reader.take(5, kOrtBool), reader.take(6, element), p);
   read_vector(reader.take(7, kOrtInt64), p.sizes.batch, "key_lengths", "batch", p.lengths);
   read_vector(reader.take(8, element), p.sizes.q_heads, "sinks", "head", p.sinks);

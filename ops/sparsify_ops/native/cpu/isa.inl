@@ -4,13 +4,22 @@
 #include <immintrin.h>
 #endif
 
+#ifndef SPARSIFY_PAIRS
+#define SPARSIFY_PAIRS 0
+#endif
+
 namespace sparsify {
 namespace {
 constexpr int kWidth = SPARSIFY_WIDTH;
 #include "vec.inl"
 #include "elements.inl"
-#include "tiles.inl"
 #include "group.inl"
+#if SPARSIFY_PAIRS  // in which words numbers are multiplied
+#include "pairs.inl"
+#else
+#include "floats.inl"
+#endif
+#include "tiles.inl"
 #include "scores.inl"
 #include "lanes.inl"
 #include "panel.inl"
@@ -25,4 +34,4 @@ void attend(const PanelJob& job, void* memory) { is_few(job) ? attend_few(job, m
 }  // namespace
 }  // namespace sparsify
 
-#define SPARSIFY_ISA(name) {name, scratch_bytes, attend, moments, row_biases, from_float}
+#define SPARSIFY_ISA(name) {name, kMostRows, scratch_bytes, attend, moments, row_biases, from_float}

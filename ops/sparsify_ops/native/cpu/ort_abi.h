@@ -102,6 +102,8 @@ constexpr OrtCall<const OrtKernelContext*, size_t, const OrtValue**> kGetInput{9
 constexpr OrtCall<OrtKernelContext*, size_t, const int64_t*, size_t, OrtValue**> kGetOutput{91};
 constexpr OrtSlot<void, OrtStatus*> kReleaseStatus{93};
 constexpr OrtSlot<void, OrtTensorTypeAndShapeInfo*> kReleaseShapeInfo{99};
+constexpr OrtCall<const OrtSessionOptions*, const char*, int*> kHasSessionConfigEntry{237};
+constexpr OrtCall<const OrtSessionOptions*, const char*, char*, size_t*> kGetSessionConfigEntry{238};
 constexpr OrtCall<const OrtShapeInferContext*, size_t, OrtTensorTypeAndShapeInfo**> kInferGetInput{268};
 constexpr OrtCall<const OrtShapeInferContext*, size_t, const OrtTensorTypeAndShapeInfo*> kInferSetOutput{270};
 constexpr OrtCall<OrtTensorTypeAndShapeInfo*, const char**, size_t> kSetSymbolicDimensions{271};

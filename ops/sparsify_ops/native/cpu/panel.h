@@ -75,6 +75,7 @@ struct RowBiases {
 
 struct Isa {
   const char* name;
+  int64_t rows;  // how many at a time suit, where nothing else decides
   size_t (*scratch_bytes)(const PanelJob& job);
   void (*attend)(const PanelJob& job, void* scratch);  // scratch: 64-byte aligned
   float (*moments)(const Moments& what, float* sum);   // overwrites sum; about a shift, returns the summed squares
@@ -83,7 +84,7 @@ struct Isa {
 };
 
 #if defined(__x86_64__) || defined(_M_X64)
-extern const Isa kIsaV2, kIsaAvx2, kIsaAvx512;
+extern const Isa kIsaV2, kIsaAvx2, kIsaAvx512, kIsaAvx512Bf16;
 #else
 extern const Isa kIsaPortable;
 #endif

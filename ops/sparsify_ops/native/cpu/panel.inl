@@ -1,7 +1,8 @@
 // Panels of query rows from queries to outputs: transposes the queries, walks the keys in groups, keeps the running
 // softmax. All panels of a job look at a group of keys before the next group is read, so that it stays in the cache.
 
-constexpr int64_t kMostRows = 128;  // of a job at once: their queries and outputs have to stay in the cache as well
+// Of a job at once: their queries and outputs have to stay in the cache as well. Making words takes time for each group.
+constexpr int64_t kMostRows = SPARSIFY_PAIRS ? 256 : 128;
 constexpr int64_t kMostPanels = kMostRows / kLanes;
 
 struct Scratch {
@@ -73,6 +74,7 @@ template <int NR>
 static void prepare(const PanelJob& job, Panel& panel, float factor) {
   pack_queries<NR>(job, panel, factor);
   if (job.pseudo.deviation) query_lengths<NR>(job, panel);
+  seal_queries<NR>(panel.qt, job.qk_dim);
 }
 
 // y[lane][d] = ot[d][lane] / total[lane]; a row without terms gives zeros. A part is left undivided.
@@ -147,7 +149,8 @@ INLINE void fold(const PanelJob& job, const Scratch& s, Panel& panel, int64_t fr
   }
   weigh<NR>(s.scores, count, base, total);
   for (int j = 0; j < NR; ++j) store(panel.total + j * kWidth, total[j]);
-  add_values<NR, MR>(s.group.values + from, count, s.scores, panel.ot, job.v_dim, keep, !panel.started);
+  add_values<NR, MR>(s.group.values + from / kTogether, words(count), s.scores, panel.ot, job.v_dim, keep,
+                     !panel.started);
   panel.started = true;
 }
 
@@ -161,10 +164,10 @@ INLINE void score_keys(const PanelJob& job, const Scratch& s, const Panel& panel
   for (int j = 0; j < NR; ++j) top[j] = splat(-kInf);
   if (fetch) {
     for (int64_t at = 0; at < count; at += MR)
-      score_tile<NR, MR, true>(keys + at, values + at, panel.qt, job.qk_dim, s.scores + at * L, top);
+      score_tile<NR, MR, true>(keys + at, values + at, panel.qt, words(job.qk_dim), s.scores + at * L, top);
   } else {
     for (int64_t at = 0; at < count; at += MR)
-      score_tile<NR, MR, false>(keys + at, values + at, panel.qt, job.qk_dim, s.scores + at * L, top);
+      score_tile<NR, MR, false>(keys + at, values + at, panel.qt, words(job.qk_dim), s.scores + at * L, top);
   }
   if (count % MR == 0) return;
   for (int j = 0; j < NR; ++j) top[j] = splat(-kInf);
@@ -252,6 +255,7 @@ INLINE Span visible(const PanelJob& job, const Panel& panel, const int32_t* keys
   int64_t from = 0, end = count;
   if (job.limited) {
     while (from < end && keys[from] < panel.any_low) ++from;
+    from -= from % kTogether;
     while (end > from && keys[end - 1] > panel.any_high) --end;
   }
   return {keys + from, from, end - from, false};
@@ -275,7 +279,7 @@ static void walk_keys(const PanelJob& job, const Scratch& s, int64_t panels, int
     const int32_t* keys = job.keys + at;
     const int64_t left = job.count - at, count = left < kGroup ? left : kGroup;
     const int64_t next = left - count < kGroup ? left - count : kGroup;
-    list_keys(job, keys, left, count, s.group);
+    list_group(job, keys, left, count, s.group);
     if (left == count) fetch_next(job, s.panels[0].first, rows);
     bool fetch = !s.group.key_rows && (long_rows || keys[count - 1] - keys[0] != count - 1);
     for (int64_t i = 0; i < panels; ++i) {
@@ -293,10 +297,10 @@ static void walk_keys(const PanelJob& job, const Scratch& s, int64_t panels, int
 
 static void walk_pseudo(const PanelJob& job, const Scratch& s, int64_t panels, float cap) {
   for (int64_t at = 0; at < job.pseudo.count; at += kGroup) {
-    const int64_t left = job.pseudo.count - at;
-    list_pseudo(job.pseudo, at, s.group);
+    const int64_t left = job.pseudo.count - at, count = left < kGroup ? left : kGroup;
+    list_pseudo(job, at, count, s.group);
     for (int64_t i = 0; i < panels; ++i) {
-      const Span span{nullptr, at, left < kGroup ? left : kGroup, i == 0};
+      const Span span{nullptr, at, count, i == 0};
       steps_for(s.panels[i].count).pseudo(job, s, s.panels[i], span, cap);
     }
   }

@@ -32,6 +32,7 @@ OrtStatus* guarded(const OrtApi* api, const Body& body) {
 // One overload of an operator: the runtime hands the struct back to every callback below.
 struct Operator : OrtCustomOp {
   int element = 0;
+  bool bfloat16 = false;  // asked for as arithmetic
   const OrtApi* api = nullptr;
 };
 
@@ -63,6 +64,7 @@ void compute(const Kernel& kernel, OrtKernelContext* context) {
   LoopContext loop_context{&kernel.ort, context};
   const Loop loop{&loop_context, parallel};
   Problem p = read_problem(kernel.ort, context, kernel.attributes, kernel.element);
+  if (!p.counts) p.attributes.q_block = kernel.isa.rows;  // with every block kept their size means nothing
   output(kernel.ort, context, {p.sizes.batch, p.sizes.q_heads, p.sizes.q_len, p.sizes.v_dim}, p.y);
   attend(p, kernel.isa, loop);
 }
@@ -71,7 +73,8 @@ OrtStatus* ORT_CALL create_attention(const OrtCustomOp* op, const OrtApi* api, c
                                      void** kernel) {
   return guarded(api, [&] {
     const Runtime ort(api);
-    *kernel = new Kernel{ort, chosen_isa(), static_cast<const Operator*>(op)->element, read_attributes(ort, info)};
+    const Operator& self = *static_cast<const Operator*>(op);
+    *kernel = new Kernel{ort, chosen_isa(self.bfloat16), self.element, read_attributes(ort, info)};
   });
 }
 
@@ -83,8 +86,9 @@ OrtStatus* ORT_CALL compute_attention(void* kernel, OrtKernelContext* context) {
 void ORT_CALL destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
 // KernelInfo: tells which instruction set is in use, as ASCII. Its input is only there because an operator needs one.
-OrtStatus* ORT_CALL create_info(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo*, void** kernel) {
-  return guarded(api, [&] { *kernel = new Kernel{Runtime(api), chosen_isa(), kOrtUint8, {}}; });
+OrtStatus* ORT_CALL create_info(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo*, void** kernel) {
+  const bool bfloat16 = static_cast<const Operator*>(op)->bfloat16;
+  return guarded(api, [&] { *kernel = new Kernel{Runtime(api), chosen_isa(bfloat16), kOrtUint8, {}}; });
 }
 
 OrtStatus* ORT_CALL compute_info(void* kernel, OrtKernelContext* context) {
@@ -160,19 +164,41 @@ Operator kernel_info() {
   return op;
 }
 
-// The operators live as long as the library; every session gets a domain of the same operators.
-void add_operators(const OrtApi* api, const OrtApiBase* base, OrtSessionOptions* options) {
-  const bool infers = may_infer(base);
-  static const Operator all[] = {attention(api, kOrtFloat, infers), attention(api, kOrtHalf, infers),
-                                 attention(api, kOrtBfloat16, infers), kernel_info()};
-  static OrtCustomOpDomain* const domain = [&] {
+// Whether the session's options ask for bfloat16 arithmetic. They have to do so before the library is registered.
+bool wants_bfloat16(const Runtime& ort, const OrtSessionOptions* options) {
+  constexpr const char* kKey = "ai.sparsify.bfloat16";
+  int given = 0;
+  ort.call(kHasSessionConfigEntry, "look for a session option", options, kKey, &given);
+  if (!given) return false;
+  char value[2] = "";
+  size_t size = 0;
+  ort.call(kGetSessionConfigEntry, "tell a session option's length", options, kKey, nullptr, &size);
+  if (size == sizeof value) ort.call(kGetSessionConfigEntry, "tell a session option", options, kKey, value, &size);
+  if (value[0] != '0' && value[0] != '1') throw Failure(std::string("session option ") + kKey + " must be 0 or 1.");
+  return value[0] == '1';
+}
+
+// The operators and their domains live as long as the library; every session gets one of the two domains.
+struct Domain {
+  Domain(const OrtApi* api, const OrtApiBase* base, bool bfloat16)
+      : all{attention(api, kOrtFloat, may_infer(base)), attention(api, kOrtHalf, may_infer(base)),
+            attention(api, kOrtBfloat16, may_infer(base)), kernel_info()} {
     const Runtime ort(api);
-    OrtCustomOpDomain* made = nullptr;
     ort.call(kCreateCustomOpDomain, "make an operator domain", "ai.sparsify", &made);
-    for (const Operator& op : all) ort.call(kCustomOpDomainAdd, "add an operator", made, &op);
-    return made;
-  }();
-  Runtime(api).call(kAddCustomOpDomain, "take our operator domain", options, domain);
+    for (Operator& op : all) {
+      op.bfloat16 = bfloat16;
+      ort.call(kCustomOpDomainAdd, "add an operator", made, &op);
+    }
+  }
+  Operator all[4];
+  OrtCustomOpDomain* made = nullptr;
+};
+
+void add_operators(const OrtApi* api, const OrtApiBase* base, OrtSessionOptions* options) {
+  static Domain plain(api, base, false), bfloat16(api, base, true);
+  const Runtime ort(api);
+  const Domain& domain = wants_bfloat16(ort, options) ? bfloat16 : plain;
+  ort.call(kAddCustomOpDomain, "take our operator domain", options, domain.made);
 }
 
 }  // namespace

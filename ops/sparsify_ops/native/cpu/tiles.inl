@@ -1,6 +1,8 @@
-// The two matrix products of attention and the exponential between them, with query rows in the lanes.
+// The two matrix products of attention, with query rows in the lanes.
 // Queries are transposed once; key and value rows are read where they lie, one broadcast element at a time. So a key is
 // nothing but a pointer, and blocks of 64, 16 or 1 key run the same code.
+
+INLINE int64_t words(int64_t count) { return (count + kTogether - 1) / kTogether; }
 
 // Scores of MR keys: out[i][lane] = keys[i] . q[lane], and the running maximum per lane.
 // The first to read the rows prefetches the key rows two tiles ahead and this tile's value rows, which a gathered list
@@ -34,7 +36,7 @@ INLINE void score_tile(const float* const* keys, const float* const* values, con
       for (int i = 0; i < MR; ++i) {
         const float x = k[i][d];
 #pragma GCC unroll 4
-        for (int j = 0; j < NR; ++j) acc[i][j] += q[j] * x;
+        for (int j = 0; j < NR; ++j) acc[i][j] = add_products(acc[i][j], q[j], x);
       }
     }
   }
@@ -69,7 +71,7 @@ INLINE void value_tile(const float* const* values, int64_t count, const float* w
     for (int i = 0; i < MR; ++i) {
       const float x = v[i];
 #pragma GCC unroll 4
-      for (int j = 0; j < NR; ++j) acc[i][j] += w[j] * x;
+      for (int j = 0; j < NR; ++j) acc[i][j] = add_products(acc[i][j], w[j], x);
     }
   }
 #pragma GCC unroll 16
@@ -91,24 +93,4 @@ INLINE void add_values(const float* const* values, int64_t count, const float* w
     for (; d + 4 <= v_dim; d += 4) value_tile<NR, 4>(values, count, weights, ot, d, keep, first);
   }
   for (; d < v_dim; ++d) value_tile<NR, 1>(values, count, weights, ot, d, keep, first);
-}
-
-// scores[key][lane] becomes 2^(score - top); their sum is added to total.
-template <int NR>
-INLINE void weigh(float* scores, int64_t count, const vf (&top)[NR], vf (&total)[NR]) {
-  constexpr int L = NR * kWidth;
-  vf sum[NR];
-#pragma GCC unroll 4
-  for (int j = 0; j < NR; ++j) sum[j] = vf{};
-#pragma GCC unroll 2
-  for (int64_t key = 0; key < count; ++key) {
-#pragma GCC unroll 4
-    for (int j = 0; j < NR; ++j) {
-      const vf w = exp2v(load(scores + key * L + j * kWidth) - top[j]);
-      store(scores + key * L + j * kWidth, w);
-      sum[j] += w;
-    }
-  }
-#pragma GCC unroll 4
-  for (int j = 0; j < NR; ++j) total[j] += sum[j];
 }
