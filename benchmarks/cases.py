@@ -24,6 +24,7 @@ RESIDUAL = 0.06
 ALIKE = 1.05
 ALIKE_SECONDS = 10e-6
 HALF = 1.15
+BFLOAT16 = 0.52
 TWO_THREADS = 1.9
 
 
@@ -133,6 +134,16 @@ def types() -> Iterator[Case]:
         for blocks in (None, Blocks(0.2, 64)):
             problem = tokens(2048, dtype=dtype, blocks=blocks)
             yield Case(problem, Limit(HALF, ("ours, float32",)), ("fused",))
+
+
+def bfloat16() -> Iterator[Case]:
+    """Float32 tensors, multiplied in bfloat16."""
+    for dim in DIMS:
+        for length in LONG:
+            problem = tokens(length, dim, bfloat16=True)
+            yield Case(problem, Limit(BFLOAT16), ("ours, float32",))
+    sparse = tokens(LONG[-2], blocks=Blocks(0.2, 64), bfloat16=True)
+    yield Case(sparse, Limit(SPARSE[0.2]), ("ours, float32",))
 
 
 def threads() -> Iterator[Case]:

@@ -157,6 +157,19 @@ twice.""",
         },
         """Computed in float32. ONNX Runtime has no fused attention of these types on CPUs.""",
     ),
+    "bfloat16": Group(
+        "bfloat16 arithmetic on request",
+        cases.bfloat16,
+        {
+            **_SIZE,
+            **_FUSED,
+            "ours, float32": _time("ours, float32"),
+            "ours / ours, float32": _ratio("ours", "ours, float32"),
+        },
+        """Float32 tensors. The session option `ai.sparsify.bfloat16` lets the kernel multiply in
+bfloat16; sums, scores and the softmax stay float32. Where the processor cannot, it stays at
+float32.""",
+    ),
     "threads": Group(
         "one thread and two",
         cases.threads,

@@ -14,6 +14,7 @@ from benchmarks.rivals import ENTRIES, Entry
 from sparsify.timing import Timing
 
 AGREE = 1e-5
+AGREE_BFLOAT16 = 1e-2
 """Relative L2 difference from a rival above which a comparison of times means nothing."""
 
 MORE_PAIRS = 3
@@ -61,7 +62,11 @@ def measure(case: Case, pairs: int, threads: int) -> Measured:
     """Time one case and its rivals in turn, after a look at whether they compute the same."""
     entries = {name: ENTRIES[name](case.problem) for name in case.entries}
     sessions = {
-        name: session(entry.model, threads=entry.threads or case.threads or threads)
+        name: session(
+            entry.model,
+            threads=entry.threads or case.threads or threads,
+            bfloat16=entry.bfloat16,
+        )
         for name, entry in entries.items()
     }
     _check_agreement(case, entries, sessions)
@@ -82,6 +87,6 @@ def _check_agreement(case: Case, entries: Mapping[str, Entry], sessions: Mapping
     mine = outputs.pop("ours")
     for name, theirs in outputs.items():
         error = np.linalg.norm(mine - theirs) / np.linalg.norm(theirs)
-        if not error <= AGREE:
+        if not error <= (AGREE_BFLOAT16 if case.problem.bfloat16 else AGREE):
             what = f"{case.problem.what}, {case.problem.keys} keys"
             raise SystemExit(f"{what}: ours and {name} disagree: relative L2 {error:.1e}")

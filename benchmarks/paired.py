@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from sparsify import library_paths
+from sparsify.runtime import BFLOAT16_OPTION
 from sparsify.timing import Timing
 
 Call = Callable[[], object]
@@ -63,12 +64,16 @@ def _sample(call: Call, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def session(model: str | Path | bytes, *, threads: int, library: bool = True) -> Any:
+def session(
+    model: str | Path | bytes, *, threads: int, library: bool = True, bfloat16: bool = False
+) -> Any:
     """Open a session whose idle threads sleep: spinning ones would slow down the rival's turn."""
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors are raised, which is enough
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if bfloat16:
+        options.add_session_config_entry(BFLOAT16_OPTION, "1")
     for path in library_paths() if library else ():
         options.register_custom_ops_library(str(path))
     source = model if isinstance(model, bytes) else str(model)

@@ -9,23 +9,41 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.document import Table, verdict
 from benchmarks.paired import Call, bound, session
 from benchmarks.problem import tokens
 from benchmarks.rivals import ENTRIES
+from sparsify.doctor import instruction_set
+from sparsify.errors import SparsifyError
 
 TITLE = "share of the multiply-adds that a core can do"
-NOTE = """One thread, dense, float32, in seconds of the thread's own time. The peak is that of
+NOTE = """One thread, dense, in seconds of the thread's own time. The peak is that of
 `benchmarks/fma_peak.c`, a loop of nothing but multiply-adds, which runs in turn with the operator;
 a share is the median over the pairs, in brackets the smallest and the largest. The operator runs
 with the instructions that the variable `SPARSIFY_CPU` names."""
 
 PROBLEM = tokens(2048)
-LEVELS = {"avx2": "x86-64-v3", "avx512": "x86-64-v4"}
-"""What the kernel calls its instruction sets, and what compilers call them."""
-SHARES = {"avx2": 0.80}
+
+
+@dataclass(frozen=True)
+class Level:
+    """Instructions: their name for the kernel and the type it multiplies, flags for compilers."""
+
+    cpu: str
+    type: str
+    flags: tuple[str, ...]
+    least: float | None = None
+    """The share that is wanted."""
+
+
+LEVELS = (
+    Level("avx2", "float32", ("-march=x86-64-v3",), 0.80),
+    Level("avx512", "float32", ("-march=x86-64-v4",)),
+    Level("avx512", "bfloat16", ("-march=x86-64-v4", "-mavx512bf16")),
+)
 ROUNDS = 2_000_000
 """Multiply-adds per chain in one look at the peak: tens of milliseconds."""
 
@@ -34,28 +52,29 @@ _SOURCE = Path(__file__).with_name("fma_peak.c")
 
 
 def table(pairs: int) -> Table:
-    """One row per instruction set, and one for bfloat16 arithmetic."""
+    """One row per level of instructions and type of numbers."""
     columns = ("S", "D", "arithmetic", "ours", "peak", "share", "target", "verdict")
     size = (str(PROBLEM.keys), str(PROBLEM.dim))
-    rows = [(*size, f"float32, {level}", *_cells(level, pairs)) for level in LEVELS]
-    rows.append((*size, "bfloat16, on request", *_not_measured(_bfloat16())))
+    rows = [(*size, f"{level.type}, {level.cpu}", *_cells(level, pairs)) for level in LEVELS]
     return Table("", columns, tuple(rows))
 
 
-def _cells(level: str, pairs: int) -> tuple[str, ...]:
-    with _requested(level):
+def _cells(level: Level, pairs: int) -> tuple[str, ...]:
+    bfloat16 = level.type == "bfloat16"
+    with _requested(level.cpu):
         try:
-            entry = ENTRIES["ours"](PROBLEM)
-            ours = bound(session(entry.model, threads=1), entry.feeds)
-        except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
-            if not any(words in str(error) for words in ("does not have", "must be one of")):
-                raise
+            found = instruction_set(bfloat16=bfloat16)
+        except SparsifyError:
             return _not_measured(_MISSING)
+        if found != level.cpu + ("bf16" if bfloat16 else ""):
+            return _not_measured(_MISSING)
+        entry = ENTRIES["ours"](replace(PROBLEM, bfloat16=bfloat16))
+        ours = bound(session(entry.model, threads=1, bfloat16=bfloat16), entry.feeds)
     with tempfile.TemporaryDirectory() as folder:
         peak = _compiled(level, Path(folder))
         if peak is None:
             return _not_measured("no C compiler found")
-        return _shares(ours, peak, pairs, SHARES.get(level))
+        return _shares(ours, peak, pairs, level.least)
 
 
 def _not_measured(why: str) -> tuple[str, ...]:
@@ -97,23 +116,14 @@ def _requested(level: str) -> Iterator[None]:
             os.environ["SPARSIFY_CPU"] = before
 
 
-def _compiled(level: str, folder: Path) -> Callable[[int], float] | None:
-    """The loop of multiply-adds, compiled for one instruction set: operations per second."""
+def _compiled(level: Level, folder: Path) -> Callable[[int], float] | None:
+    """The loop of multiply-adds, compiled for these instructions: operations per second."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         return None
-    library = folder / f"fma_peak_{level}.so"
-    flags = ["-O3", f"-march={LEVELS[level]}", "-ffp-contract=fast", "-shared", "-fPIC"]
+    library = folder / "fma_peak.so"
+    flags = ["-O3", *level.flags, "-ffp-contract=fast", "-shared", "-fPIC"]
     subprocess.run([compiler, *flags, str(_SOURCE), "-o", str(library)], check=True)
     function = ctypes.CDLL(str(library)).fma_peak
     function.argtypes, function.restype = [ctypes.c_int64], ctypes.c_double
     return lambda rounds: float(function(rounds))
-
-
-def _bfloat16() -> str:
-    """Why there is no figure for arithmetic in bfloat16."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    except OSError:
-        flags = []
-    return "the operator has none" if "avx512_bf16" in flags else _MISSING

@@ -37,15 +37,17 @@ class Problem:
     mask: Mask = ""
     blocks: Blocks | None = None
     residual: int = 0
+    bfloat16: bool = False
+    """Whether ours multiplies in bfloat16."""
 
     @property
     def what(self) -> str:
         """What is computed, in words."""
         named = {"": "dense", "bias": "dense, additive mask", "padding": "dense, key padding"}
+        extra = (", iso" if self.residual else "") + (", bfloat16" if self.bfloat16 else "")
         if self.blocks is None:
-            return "causal" if self.causal else named[self.mask]
-        iso = ", iso" if self.residual else ""
-        return f"{self.blocks.density:.0%}, k_block {self.blocks.k_block}{iso}"
+            return ("causal" if self.causal else named[self.mask]) + extra
+        return f"{self.blocks.density:.0%}, k_block {self.blocks.k_block}{extra}"
 
     @property
     def real_keys(self) -> int:

@@ -17,8 +17,8 @@ from benchmarks.problem import Floats, Problem, bias, padding, qkv, selection, t
 class Entry:
     """A model with its inputs.
 
-    `threads` of 0 are those of the run. An entry with `same` computes what ours does; its output is
-    [1, H, S, D] up to a reshape, or with `flat` [1, S, H*D].
+    `threads` of 0 are those of the run; `bfloat16` asks for that arithmetic. An entry with `same`
+    computes what ours does; its output is [1, H, S, D] up to a reshape, or with `flat` [1, S, H*D].
     """
 
     model: bytes
@@ -26,6 +26,7 @@ class Entry:
     same: bool = True
     flat: bool = False
     threads: int = 0
+    bfloat16: bool = False
 
     def heads_first(self, output: Floats, problem: Problem) -> Floats:
         """The output in our operator's layout."""
@@ -45,7 +46,7 @@ def _ours(problem: Problem) -> Entry:
         feeds["attn_bias"] = bias(problem)
     if problem.mask == "padding":
         feeds["attn_mask"] = padding(problem)[:, None, None]
-    return Entry(operators.sparse_attention(problem), feeds)
+    return Entry(operators.sparse_attention(problem), feeds, bfloat16=problem.bfloat16)
 
 
 def _as_type(array: Floats, dtype: str) -> Any:
@@ -68,7 +69,8 @@ def _fused_alike(problem: Problem) -> Entry:
 
 def _fused(problem: Problem) -> Entry:
     plain = replace(problem, dtype="float32", causal=False, mask="", blocks=None, residual=0)
-    return replace(_fused_alike(plain), same=plain == problem)
+    same = plain == replace(problem, bfloat16=False)
+    return replace(_fused_alike(plain), same=same)
 
 
 def _fused_cached(problem: Problem) -> Entry:
@@ -96,7 +98,7 @@ def _without_residual(problem: Problem) -> Entry:
 
 
 def _ours_float32(problem: Problem) -> Entry:
-    return replace(_ours(replace(problem, dtype="float32")), same=False)
+    return replace(_ours(replace(problem, dtype="float32", bfloat16=False)), same=False)
 
 
 def _one_thread(problem: Problem) -> Entry:

@@ -76,8 +76,10 @@ def _answered(name: str, question: Callable[[], str]) -> Check:
         return Check(name, False, "not usable", str(error))
 
 
-def instruction_set() -> str:
+def instruction_set(*, bfloat16: bool = False) -> str:
     """The instruction set level that the CPU library chose, as the library itself says.
+
+    `bfloat16` asks for that arithmetic: "avx512bf16" where the processor has it.
 
     Raises:
         SparsifyError: the library is missing or does not load.
@@ -91,6 +93,7 @@ def instruction_set() -> str:
         helper.make_graph([node], "info", [zero], [level]), opset_imports=opsets, ir_version=8
     )
     answer = runtime.run(
-        runtime.session(model.SerializeToString()), {"zero": np.zeros(1, dtype=np.int64)}
+        runtime.session(model.SerializeToString(), bfloat16=bfloat16),
+        {"zero": np.zeros(1, dtype=np.int64)},
     )
     return bytes(answer["level"]).decode("ascii")

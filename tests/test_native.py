@@ -14,7 +14,12 @@ LEVELS = {
     "avx512": ("kIsaAvx512", "isa_avx512.cpp", "-march=x86-64-v4"),
     "avx512bf16": ("kIsaAvx512Bf16", "isa_avx512bf16.cpp", "-march=x86-64-v4 -mavx512bf16"),
 }
-NEEDS = {"v2": {"sse4_2"}, "avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512bw", "avx512vl"}, "avx512bf16": {"avx512_bf16"}}
+NEEDS = {
+    "v2": {"sse4_2"},
+    "avx2": {"avx2", "fma"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl"},
+    "avx512bf16": {"avx512_bf16"},
+}
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = set(CPUINFO.read_text(encoding="utf-8").split()) if CPUINFO.exists() else set()
 PORTABLE = ("attention.cpp", "keys.cpp", "residual.cpp", "mask_states.cpp")
