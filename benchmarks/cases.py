@@ -1,5 +1,6 @@
 """Which attentions the benchmark measures, against what, and what it wants of each."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -7,6 +8,9 @@ from benchmarks.problem import Blocks, Problem, tokens
 
 LONG = (1024, 2048, 4096, 8192)
 SHORT = (1, 8, 16, 64, 128, 197, 512, 1024, 4096)
+RIVALS = (128, 1024, 4096)
+WINDOW = 255
+"""Keys before its own that a query sees in the causal window: 256 with its own."""
 DIMS = (64, 32, 128)
 K_BLOCKS = (64, 16, 1)
 ISO = 2
@@ -33,7 +37,8 @@ class Limit:
     """The largest time that counts as met, as a ratio to the fastest of some rivals.
 
     What is compared is our time, or what it exceeds that of `without` by. A time within `seconds`
-    of the rival's will do as well. `speed_up` only words the target the other way round.
+    of the rival's will do as well. `speed_up` only words the target the other way round. A limit
+    of infinity only names rivals.
     """
 
     most: float
@@ -42,7 +47,14 @@ class Limit:
     seconds: float = 0.0
     speed_up: bool = False
 
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a target at all."""
+        return math.isfinite(self.most)
+
     def __str__(self) -> str:
+        if not self.wanted:
+            return "-"
         if self.speed_up:
             return f">= {1 / self.most:.3g}x"
         also = f" or +{self.seconds * 1e6:.0f} us" if self.seconds else ""
@@ -63,6 +75,11 @@ class Case:
         """All that is timed, by name, ours last."""
         without = (self.limit.without,) if self.limit.without else ()
         return (*self.limit.to, *without, *self.also, "ours")
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """All that is timed but ours."""
+        return self.entries[:-1]
 
     @property
     def brief(self) -> bool:
@@ -151,3 +168,17 @@ def threads() -> Iterator[Case]:
     limit = Limit(1 / TWO_THREADS, ("1 thread",), speed_up=True)
     for blocks in (None, Blocks(0.2, 64)):
         yield Case(tokens(4096, blocks=blocks), limit, threads=2)
+
+
+def rivals() -> Iterator[Case]:
+    """Every other dense attention that computes the same, for information."""
+    libraries = ("torch SDPA", "torch FlexAttention", "OpenVINO")
+    for length in RIVALS:
+        problem = tokens(length)
+        dense = ("fused", "unfused", "ai.onnx Attention", *libraries)
+        yield Case(problem, Limit(math.inf, dense))
+        causal = ("fused alike", "GroupQueryAttention", "ai.onnx Attention", *libraries)
+        yield Case(replace(problem, causal=True), Limit(math.inf, causal))
+        if length > WINDOW:
+            near = replace(problem, causal=True, window=WINDOW)
+            yield Case(near, Limit(math.inf, ("GroupQueryAttention", "torch FlexAttention")))

@@ -2,15 +2,15 @@
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from benchmarks.cases import Case
-from benchmarks.paired import Ratio, bound, interleave, ratio, session
-from benchmarks.problem import density
-from benchmarks.rivals import ENTRIES, Entry
+from benchmarks.libraries import LIBRARIES, Unavailable
+from benchmarks.paired import Ratio, interleave, ratio
+from benchmarks.problem import Problem, density
+from benchmarks.rivals import ENTRIES, Running
 from sparsify.timing import Timing
 
 AGREE = 1e-5
@@ -23,16 +23,21 @@ MORE_PAIRS = 3
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out for one case: the times by name, and the share of the scores computed."""
+    """What came out for one case: the times by name, and the share of the scores computed.
+
+    `absent` are those that could not be timed here, and why.
+    """
 
     case: Case
     times: Mapping[str, Timing]
     density: float
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rival(self) -> Timing:
-        """The fastest of those that the limit names."""
-        return min((self.times[name] for name in self.case.limit.to), key=lambda time: time.median)
+        """The fastest of those that the limit names and that could be timed."""
+        timed = (self.times[name] for name in self.case.limit.to if name in self.times)
+        return min(timed, key=lambda time: time.median)
 
     @property
     def found(self) -> Ratio:
@@ -60,32 +65,37 @@ class Measured:
 
 def measure(case: Case, pairs: int, threads: int) -> Measured:
     """Time one case and its rivals in turn, after a look at whether they compute the same."""
-    entries = {name: ENTRIES[name](case.problem) for name in case.entries}
-    sessions = {
-        name: session(
-            entry.model,
-            threads=entry.threads or case.threads or threads,
-            bfloat16=entry.bfloat16,
-        )
-        for name, entry in entries.items()
-    }
-    _check_agreement(case, entries, sessions)
-    calls = {name: bound(active, entries[name].feeds) for name, active in sessions.items()}
+    threads = case.threads or threads
+    running: dict[str, Running] = {}
+    absent: dict[str, str] = {}
+    for name in case.rivals:
+        try:
+            running[name] = _started(name, case.problem, threads)
+        except Unavailable as error:
+            absent[name] = str(error)
+    ours = ENTRIES["ours"](case.problem)
+    running["ours"] = ours.running(case.problem, threads)
+    _check_agreement(case, running)
+    calls = {name: one.call for name, one in running.items()}
     times = interleave(calls, pairs * (MORE_PAIRS if case.brief else 1))
-    return Measured(case, times, density(case.problem, entries["ours"].feeds.get("block_count")))
+    kept = density(case.problem, ours.feeds.get("block_count"))
+    return Measured(case, times, kept, absent)
 
 
-def _check_agreement(case: Case, entries: Mapping[str, Entry], sessions: Mapping[str, Any]) -> None:
+def _started(name: str, problem: Problem, threads: int) -> Running:
+    if name in LIBRARIES:
+        return LIBRARIES[name](problem, threads)
+    return ENTRIES[name](problem).running(problem, threads)
+
+
+def _check_agreement(case: Case, running: Mapping[str, Running]) -> None:
     """Stop where a rival that should compute the same does not: its time would mean nothing."""
-    same = [name for name, entry in entries.items() if entry.same]
-    if len(same) == 1:
+    same = {name: one for name, one in running.items() if one.same and name != "ours"}
+    if not same:
         return
-    outputs = {}
-    for name in same:
-        output = sessions[name].run(None, dict(entries[name].feeds))[0]
-        outputs[name] = entries[name].heads_first(output, case.problem)
-    mine = outputs.pop("ours")
-    for name, theirs in outputs.items():
+    mine = running["ours"].output()
+    for name, one in same.items():
+        theirs = one.output()
         error = np.linalg.norm(mine - theirs) / np.linalg.norm(theirs)
         if not error <= (AGREE_BFLOAT16 if case.problem.bfloat16 else AGREE):
             what = f"{case.problem.what}, {case.problem.keys} keys"

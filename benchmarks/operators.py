@@ -1,4 +1,4 @@
-"""One attention as three tiny models: ours, ONNX Runtime's fused one, and plain MatMul-Softmax."""
+"""One attention as tiny models: ours, ONNX Runtime's own operators, and plain MatMul-Softmax."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,12 +15,16 @@ TYPES = {
 }
 
 _OPSET = 17
+_ATTENTION_OPSET = 23
+_IR_VERSIONS = {_OPSET: 8, _ATTENTION_OPSET: 11}
 _FLOATS = ("Q", "K", "V")
 _OTHERS = {
     "block_indices": TensorProto.INT32,
     "block_count": TensorProto.INT32,
     "attn_mask": TensorProto.BOOL,
     "key_padding_mask": TensorProto.INT32,
+    "seqlens_k": TensorProto.INT32,
+    "total_sequence_length": TensorProto.INT32,
 }
 """Inputs that are not of Q's type."""
 
@@ -63,6 +67,27 @@ def multi_head_attention(problem: Problem) -> bytes:
     return _model([node], names)
 
 
+def group_query_attention(problem: Problem) -> bytes:
+    """ONNX Runtime's attention of language models: always causal, it also writes the cache."""
+    used = {*_FLOATS, "seqlens_k", "total_sequence_length"}
+    cache = ["past_key", "past_value"]
+    names = _positional([*_FLOATS, *cache, "seqlens_k", "total_sequence_length"], used)
+    attributes: dict[str, Any] = {"num_heads": problem.heads, "kv_num_heads": problem.kv_heads}
+    if problem.window is not None:
+        attributes["local_window_size"] = problem.window + 1  # it counts the query's own key
+    outputs = ["Y", "present_key", "present_value"]
+    node = helper.make_node(
+        "GroupQueryAttention", names, outputs, domain="com.microsoft", **attributes
+    )
+    return _model([node], names, outputs=outputs)
+
+
+def onnx_attention(problem: Problem) -> bytes:
+    """The operator of ai.onnx, as ONNX Runtime runs it."""
+    node = _node("Attention", _FLOATS, "Y", is_causal=int(problem.causal))
+    return _model([node], _FLOATS, opset=_ATTENTION_OPSET)
+
+
 def unfused(problem: Problem) -> bytes:
     """The other rival: what exporters write, Transpose-MatMul-Mul-Softmax-MatMul."""
     nodes = [
@@ -89,6 +114,8 @@ def _ours(inputs: Sequence[str], output: str, problem: Problem) -> NodeProto:
         "is_causal": int(problem.causal),
         "residual": problem.residual,
     }
+    if problem.window is not None:
+        changes["left_window_size"] = problem.window
     if problem.blocks is not None:
         changes |= {"q_block": problem.blocks.q_block, "k_block": problem.blocks.k_block}
     attributes: Mapping[str, int | float] = {**operator.attributes, **changes}
@@ -106,16 +133,18 @@ def _model(
     names: Sequence[str],
     dtype: str = "float32",
     ours: bool = False,
+    outputs: Sequence[str] = ("Y",),
+    opset: int = _OPSET,
 ) -> bytes:
     inputs = [
         helper.make_tensor_value_info(name, _OTHERS.get(name, TYPES[dtype]), None)
         for name in filter(None, names)
     ]
-    output = helper.make_tensor_value_info("Y", TYPES[dtype], None)
-    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("com.microsoft", 1)]
+    results = [helper.make_tensor_value_info(name, TYPES[dtype], None) for name in outputs]
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     if ours:
         operator: plugins.Operator = plugins.get("operators", "SparseAttention")
         opsets.append(helper.make_opsetid(operator.domain, operator.version))
-    graph = helper.make_graph(nodes, "attention", inputs, [output])
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    graph = helper.make_graph(nodes, "attention", inputs, results)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSIONS[opset])
     return bytes(model.SerializeToString())

@@ -34,6 +34,8 @@ class Problem:
     kv_heads: int = 8
     dtype: str = "float32"
     causal: bool = False
+    window: int | None = None
+    """How many keys before its own a query sees at most; only with `causal`."""
     mask: Mask = ""
     blocks: Blocks | None = None
     residual: int = 0
@@ -45,8 +47,11 @@ class Problem:
         """What is computed, in words."""
         named = {"": "dense", "bias": "dense, additive mask", "padding": "dense, key padding"}
         extra = (", iso" if self.residual else "") + (", bfloat16" if self.bfloat16 else "")
+        if self.blocks is None and self.causal:
+            near = "" if self.window is None else f", window {self.window}"
+            return f"causal{near}{extra}"
         if self.blocks is None:
-            return ("causal" if self.causal else named[self.mask]) + extra
+            return named[self.mask] + extra
         return f"{self.blocks.density:.0%}, k_block {self.blocks.k_block}{extra}"
 
     @property
@@ -57,7 +62,10 @@ class Problem:
     @property
     def permitted(self) -> float:
         """The share of the scores that the mask permits."""
-        return (1 + 1 / self.keys) / 2 if self.causal else self.real_keys / self.keys
+        if not self.causal:
+            return self.real_keys / self.keys
+        seen = self.keys if self.window is None else min(self.keys, self.window + 1)
+        return seen * (2 * self.keys - seen + 1) / (2 * self.keys**2)
 
 
 def tokens(length: int, dim: int = 64, **more: Any) -> Problem:

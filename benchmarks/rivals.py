@@ -9,8 +9,20 @@ import onnxruntime as ort
 
 from benchmarks import operators
 from benchmarks.operators import TYPES
-from benchmarks.paired import Values
+from benchmarks.paired import Call, Values, bound, session
 from benchmarks.problem import Floats, Problem, bias, padding, qkv, selection, tokens_first
+
+
+@dataclass(frozen=True)
+class Running:
+    """An attention that is ready: one run of it, and its output in our operator's layout.
+
+    With `same` it computes what ours does.
+    """
+
+    call: Call
+    output: Callable[[], Floats]
+    same: bool = True
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,15 @@ class Entry:
     flat: bool = False
     threads: int = 0
     bfloat16: bool = False
+
+    def running(self, problem: Problem, threads: int) -> Running:
+        """Open a session for it; `threads` are those of the run."""
+        active = session(self.model, threads=self.threads or threads, bfloat16=self.bfloat16)
+
+        def output() -> Floats:
+            return self.heads_first(active.run(None, dict(self.feeds))[0], problem)
+
+        return Running(bound(active, self.feeds), output, self.same)
 
     def heads_first(self, output: Floats, problem: Problem) -> Floats:
         """The output in our operator's layout."""
@@ -68,7 +89,9 @@ def _fused_alike(problem: Problem) -> Entry:
 
 
 def _fused(problem: Problem) -> Entry:
-    plain = replace(problem, dtype="float32", causal=False, mask="", blocks=None, residual=0)
+    plain = replace(
+        problem, dtype="float32", causal=False, window=None, mask="", blocks=None, residual=0
+    )
     same = plain == replace(problem, bfloat16=False)
     return replace(_fused_alike(plain), same=same)
 
@@ -79,6 +102,18 @@ def _fused_cached(problem: Problem) -> Entry:
     feeds["Q"] = tokens_first(feeds["Q"])
     feeds |= {name: np.repeat(feeds[name], group, axis=1) for name in ("K", "V")}
     return Entry(operators.multi_head_attention(problem), feeds, flat=True)
+
+
+def _group_query(problem: Problem) -> Entry:
+    """GroupQueryAttention without a past: all keys are new."""
+    feeds = {name: tokens_first(array) for name, array in qkv(problem).items()}
+    feeds["seqlens_k"] = np.array([problem.keys - 1], np.int32)
+    feeds["total_sequence_length"] = np.array(problem.keys, np.int32)
+    return Entry(operators.group_query_attention(problem), feeds, flat=True)
+
+
+def _onnx_attention(problem: Problem) -> Entry:
+    return Entry(operators.onnx_attention(problem), qkv(problem))
 
 
 def _unfused(problem: Problem) -> Entry:
@@ -110,6 +145,8 @@ ENTRIES: Mapping[str, Callable[[Problem], Entry]] = {
     "fused": _fused,
     "fused alike": _fused_alike,
     "fused, cache": _fused_cached,
+    "GroupQueryAttention": _group_query,
+    "ai.onnx Attention": _onnx_attention,
     "unfused": _unfused,
     "same layout": _same_layout,
     "without residual": _without_residual,
