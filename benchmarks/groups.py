@@ -160,7 +160,8 @@ exporters write. 16384 tokens have one head.""",
         """D 64. Heads are those of the queries and those of the keys. The fused rival takes the
 keys as a cache holds them, `[1, H, Sk, D]`, repeated beforehand for every query head; in the
 unfused one the query heads of one key head are the rows of one matrix, so that no key is read
-twice.""",
+twice. The group `peak` tells what the memory allows; only keys and values that stay in a cache are
+read faster.""",
     ),
     "rivals": RivalGroup(
         "every dense attention that could be had instead",

@@ -1,4 +1,4 @@
-"""What share of a core's multiply-adds the operator reaches, for each instruction set."""
+"""What share of a core's multiply-adds the operator reaches, and how fast memory is read."""
 
 import ctypes
 import os
@@ -7,12 +7,15 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.document import Table, verdict
+import numpy as np
+
+from benchmarks.document import Table, plural, verdict
 from benchmarks.paired import Call, bound, session
 from benchmarks.problem import tokens
 from benchmarks.rivals import ENTRIES
@@ -23,7 +26,10 @@ TITLE = "share of the multiply-adds that a core can do"
 NOTE = """One thread, dense, in seconds of the thread's own time. The peak is that of
 `benchmarks/fma_peak.c`, a loop of nothing but multiply-adds, which runs in turn with the operator;
 a share is the median over the pairs, in brackets the smallest and the largest. The operator runs
-with the instructions that the variable `SPARSIFY_CPU` names."""
+with the instructions that the variable `SPARSIFY_CPU` names. The last rows tell how fast the
+machine reads 256 MiB, more than most caches hold, in seconds of the clock
+(`benchmarks/read_memory.c`): what the keys and values of few queries can be read at, unless they
+stay in a cache."""
 
 PROBLEM = tokens(2048)
 
@@ -47,16 +53,44 @@ LEVELS = (
 ROUNDS = 2_000_000
 """Multiply-adds per chain in one look at the peak: tens of milliseconds."""
 
+READ_BYTES = 256 * 2**20
+"""Bytes that one look at the memory reads."""
+
 _MISSING = "not available on this processor"
-_SOURCE = Path(__file__).with_name("fma_peak.c")
+_NO_COMPILER = "no C compiler found"
 
 
 def table(pairs: int) -> Table:
-    """One row per level of instructions and type of numbers."""
+    """One row per level of instructions and type of numbers, then those of the memory."""
     columns = ("S", "D", "arithmetic", "ours", "peak", "share", "target", "verdict")
     size = (str(PROBLEM.keys), str(PROBLEM.dim))
     rows = [(*size, f"{level.type}, {level.cpu}", *_cells(level, pairs)) for level in LEVELS]
+    cores = os.cpu_count() or 1
+    rows += [_memory_row(threads, pairs) for threads in sorted({1, cores})]
     return Table("", columns, tuple(rows))
+
+
+def _memory_row(threads: int, pairs: int) -> tuple[str, ...]:
+    what = ("-", "-", f"none: memory read, {plural(threads, 'thread')}", "-")
+    with tempfile.TemporaryDirectory() as folder:
+        library = compiled("read_memory.c", (), Path(folder))
+        if library is None:
+            return (*what, _NO_COMPILER, "-", "-", "-")
+        rates = [bytes_per_second(library, threads, READ_BYTES) for _ in range(pairs)]
+    rate = f"{statistics.median(rates) / 1e9:.1f} GB/s"
+    return (*what, f"{rate} ({min(rates) / 1e9:.1f}-{max(rates) / 1e9:.1f})", "-", "-", "-")
+
+
+def bytes_per_second(library: ctypes.CDLL, threads: int, size: int) -> float:
+    """Let every thread read its part of `size` bytes: all bytes by the seconds of the clock."""
+    read = library.read_memory
+    read.argtypes, read.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_uint64
+    parts = np.array_split(np.ones(size // 8, np.uint64), threads)
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(time.sleep, [0.01] * threads))  # starts the threads
+        start = time.perf_counter()
+        list(pool.map(lambda part: read(part.ctypes.data, part.size), parts))
+        return size / (time.perf_counter() - start)
 
 
 def _cells(level: Level, pairs: int) -> tuple[str, ...]:
@@ -71,9 +105,11 @@ def _cells(level: Level, pairs: int) -> tuple[str, ...]:
         entry = ENTRIES["ours"](replace(PROBLEM, bfloat16=bfloat16))
         ours = bound(session(entry.model, threads=1, bfloat16=bfloat16), entry.feeds)
     with tempfile.TemporaryDirectory() as folder:
-        peak = _compiled(level, Path(folder))
-        if peak is None:
-            return _not_measured("no C compiler found")
+        library = compiled("fma_peak.c", (*level.flags, "-ffp-contract=fast"), Path(folder))
+        if library is None:
+            return _not_measured(_NO_COMPILER)
+        peak = library.fma_peak
+        peak.argtypes, peak.restype = [ctypes.c_int64], ctypes.c_double
         return _shares(ours, peak, pairs, level.least)
 
 
@@ -85,7 +121,7 @@ def _shares(
     ours: Call, peak: Callable[[int], float], pairs: int, least: float | None
 ) -> tuple[str, ...]:
     work = 4.0 * PROBLEM.heads * PROBLEM.queries * PROBLEM.keys * PROBLEM.dim
-    measured = [(peak(ROUNDS), work / _thread_seconds(ours)) for _ in range(pairs)]
+    measured = [(float(peak(ROUNDS)), work / _thread_seconds(ours)) for _ in range(pairs)]
     shares = [mine / most for most, mine in measured]
     share = statistics.median(shares)
     return (
@@ -116,14 +152,12 @@ def _requested(level: str) -> Iterator[None]:
             os.environ["SPARSIFY_CPU"] = before
 
 
-def _compiled(level: Level, folder: Path) -> Callable[[int], float] | None:
-    """The loop of multiply-adds, compiled for these instructions: operations per second."""
+def compiled(source: str, flags: Sequence[str], folder: Path) -> ctypes.CDLL | None:
+    """A C file beside this one as a library, None without a compiler."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         return None
-    library = folder / "fma_peak.so"
-    flags = ["-O3", *level.flags, "-ffp-contract=fast", "-shared", "-fPIC"]
-    subprocess.run([compiler, *flags, str(_SOURCE), "-o", str(library)], check=True)
-    function = ctypes.CDLL(str(library)).fma_peak
-    function.argtypes, function.restype = [ctypes.c_int64], ctypes.c_double
-    return lambda rounds: float(function(rounds))
+    path, library = Path(__file__).with_name(source), folder / f"{source}.so"
+    command = [compiler, "-O3", *flags, "-shared", "-fPIC", str(path), "-o", str(library)]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(library))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks import peak
 from benchmarks.cases import RIVALS, Case, Limit, rivals
 from benchmarks.groups import GROUPS
 from benchmarks.libraries import LIBRARIES, Unavailable
@@ -74,3 +75,12 @@ def test_the_rivals_have_no_targets():
     found = list(rivals())
     assert {case.problem.queries for case in found} == set(RIVALS)
     assert not any(case.limit.wanted for case in found)
+
+
+def test_the_loop_that_reads_memory_reads_all_of_it(tmp_path):
+    library = peak.compiled("read_memory.c", (), tmp_path)
+    if library is None:
+        pytest.skip("no C compiler")
+    words = np.arange(1024, dtype=np.uint64)
+    assert peak.bytes_per_second(library, 2, words.nbytes) > 0
+    assert library.read_memory(words.ctypes.data, words.size) == words.sum()
