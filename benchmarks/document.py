@@ -4,7 +4,7 @@ import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -14,6 +14,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 MET, MISSED = "met", "MISSED"
+
+_PACKAGES = ("onnx-sparsify", "onnxruntime", "onnx", "numpy")
+_OPTIONAL = ("torch", "openvino")
+"""Packages that are named where they were used."""
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 170)
 
@@ -80,15 +84,39 @@ def write_section(path: Path, key: str, title: str, tables: Sequence[Table], not
 
 def made_by() -> str:
     """When, on what machine, with which versions and by what command."""
-    versions = ", ".join(
-        f"{name} {importlib.metadata.version(name)}"
-        for name in ("onnx-sparsify", "onnxruntime", "onnx", "numpy")
-    )
-    module = getattr(sys.modules["__main__"].__spec__, "name", "")
-    command = " ".join(["python -m", module, *sys.argv[1:]])
+    made = made_with()
+    versions = ", ".join(f"{name} {version}" for name, version in made.versions.items())
     return (
-        f"{date.today()}, {_processor()}, {os.cpu_count()} CPUs, {platform.system()}; "
-        f"Python {platform.python_version()}, {versions}; `{command}`"
+        f"{made.date}, {made.processor}, {made.cpus} CPUs, {made.system}; "
+        f"Python {made.python}, {versions}; `{made.command}`"
+    )
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a measurement was made with."""
+
+    date: str
+    processor: str
+    cpus: int | None
+    system: str
+    python: str
+    versions: Mapping[str, str]
+    command: str
+
+
+def made_with() -> Made:
+    """The day, the machine, the versions and the command of this run."""
+    packages = [*_PACKAGES, *(name for name in _OPTIONAL if name in sys.modules)]
+    module = getattr(sys.modules["__main__"].__spec__, "name", "")
+    return Made(
+        date=str(date.today()),
+        processor=_processor(),
+        cpus=os.cpu_count(),
+        system=platform.system(),
+        python=platform.python_version(),
+        versions={name: importlib.metadata.version(name) for name in packages},
+        command=" ".join(["python -m", module, *sys.argv[1:]]),
     )
 
 

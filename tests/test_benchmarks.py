@@ -1,14 +1,18 @@
 """The benchmark of the operator alone: what it compares computes the same. No times are judged."""
 
+import json
+from xml.etree import ElementTree
+
 import numpy as np
 import pytest
 
-from benchmarks import peak
+from benchmarks import peak, plot, record
 from benchmarks.cases import RIVALS, Case, Limit, rivals
+from benchmarks.document import Table
 from benchmarks.groups import GROUPS
 from benchmarks.libraries import LIBRARIES, Unavailable
 from benchmarks.measured import Measured
-from benchmarks.problem import Problem, tokens
+from benchmarks.problem import Blocks, Problem, tokens
 from benchmarks.rivals import ENTRIES
 from sparsify.timing import Timing
 
@@ -84,3 +88,37 @@ def test_the_loop_that_reads_memory_reads_all_of_it(tmp_path):
     words = np.arange(1024, dtype=np.uint64)
     assert peak.bytes_per_second(library, 2, words.nbytes) > 0
     assert library.read_memory(words.ctypes.data, words.size) == words.sum()
+
+
+def sparse_row(length: int, density: float, seconds: float) -> Measured:
+    case = Case(tokens(length, blocks=Blocks(density, 64)), Limit(0.5))
+    times = {"fused": Timing("fused", (1.0, 1.0)), "ours": Timing("ours", (seconds, seconds))}
+    return Measured(case, times, density)
+
+
+def test_the_record_holds_samples_limits_and_the_machine(tmp_path):
+    file = tmp_path / "new" / "found.json"
+    free = Measured(Case(DENSE, Limit(float("inf"))), sparse_row(1024, 0.5, 0.25).times, 1.0)
+    rows = {"sparse": [sparse_row(1024, 0.5, 0.25)], "rivals": [free]}
+    record.write_json(file, 2, rows, {"peak": Table("", ("S", "peak"), (("1", "2 GB/s"),))})
+    found = json.loads(file.read_text())
+    assert {"processor", "cpus", "versions", "command"} <= set(found["made"])
+    assert (found["threads"], found["tables"]) == (2, {"peak": [{"S": "1", "peak": "2 GB/s"}]})
+    first, second = found["rows"]
+    assert first["group"] == "sparse"
+    assert first["problem"]["blocks"] == {"density": 0.5, "k_block": 64, "q_block": 64}
+    assert first["seconds"] == {"fused": [1.0, 1.0], "ours": [0.25, 0.25]}
+    assert (first["ratio"]["median"], first["limit"]["most"], first["met"]) == (0.25, 0.5, True)
+    assert (second["limit"], second["met"]) == (None, None)
+
+
+def test_the_plot_has_a_line_for_each_length(tmp_path):
+    rows = [sparse_row(length, share, share) for length in (1024, 2048) for share in (0.5, 0.1)]
+    assert plot.lines_of(rows) == {
+        "S 1024": [(0.5, 2.0), (0.1, 10.0)],
+        "S 2048": [(0.5, 2.0), (0.1, 10.0)],
+    }
+    plot.write_plot(tmp_path / "plot.svg", rows)
+    drawn = ElementTree.parse(tmp_path / "plot.svg").getroot()
+    names = {element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"S 1024", "S 2048", "1 / density", plot.TITLE} <= names
