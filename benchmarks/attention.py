@@ -109,7 +109,8 @@ def main(
         write_plot(plot_in, sections["sparse"].rows)
     tallies = [tally(found.table) for found in sections.values()]
     met, total = sum(met for met, _ in tallies), sum(total for _, total in tallies)
-    console.print(f"{met} of {total} targets met, {plural(threads, 'thread')}")
+    if total:
+        console.print(f"{met} of {total} targets met, {plural(threads, 'thread')}")
 
 
 def _record(path: Path, threads: int, sections: Mapping[str, Section]) -> None:
