@@ -4,12 +4,19 @@ Function bodies, dynamic patterns and the rewriter all write nodes; none of them
 remember that `axes` became an input of ReduceSum at 13 and of ReduceMean at 18.
 """
 
+from __future__ import annotations
+
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
+
+if TYPE_CHECKING:
+    from sparsify.plugins import Operator
 
 Attribute = int | float | str | bytes | Sequence[int] | Sequence[float] | TensorProto
 
@@ -23,6 +30,14 @@ _AXES_AS_INPUT = {
 }
 
 
+@dataclass(frozen=True)
+class Call:
+    """A node of an operator of ours, and the features that its body must support for it."""
+
+    operator: Operator
+    uses: frozenset[str]
+
+
 class Builder:
     """Collects nodes under unique names, for one opset.
 
@@ -33,6 +48,7 @@ class Builder:
     def __init__(self, opset: int, prefix: str, taken: Container[str] = frozenset()) -> None:
         self.opset = opset
         self.nodes: list[NodeProto] = []
+        self.calls: list[Call] = []
         self._prefix = prefix
         self._taken = taken
         self._count = 0
@@ -74,6 +90,26 @@ class Builder:
         """Append a node with one output and return that output's name."""
         return self.node(op_type, inputs, attributes)[0]
 
+    def call(
+        self,
+        operator: Operator,
+        inputs: Mapping[str, str],
+        attributes: Mapping[str, int | float],
+        uses: frozenset[str] = frozenset(),
+    ) -> list[str]:
+        """Append a node of one of our operators, whose body has to support `uses`.
+
+        Every input and attribute is written, "" for an input left out: onnx.reference wants both.
+        """
+        self.calls.append(Call(operator, uses))
+        return self.node(
+            operator.name,
+            [inputs.get(name, "") for name in operator.inputs],
+            {**operator.attributes, **attributes},
+            outputs=len(operator.outputs),
+            domain=operator.domain,
+        )
+
     # Constants -----------------------------------------------------------------------------
 
     def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike) -> str:
@@ -93,7 +129,7 @@ class Builder:
         """A 0-D float32 constant."""
         return self.constant(value, np.float32)
 
-    def attribute_reference(self, name: str, kind: "onnx.AttributeProto.AttributeType") -> str:
+    def attribute_reference(self, name: str, kind: onnx.AttributeProto.AttributeType) -> str:
         """Inside a function body: the value of the caller's attribute, a 0-D int64 or float32."""
         field = {AttributeProto.INT: "value_int", AttributeProto.FLOAT: "value_float"}[kind]
         output = self.fresh(name)

@@ -66,7 +66,8 @@ def _kernel_answer(kernel: plugins.Kernel) -> str:
     if reason is not None:
         raise SparsifyError(f"{reason}; outputs still run, through their function bodies")
     dtypes = ", ".join(kernel.dtypes)
-    return f"loads, instructions: {instruction_set()}; {kernel.operator} for {dtypes}"
+    operators = ", ".join(kernel.operators)
+    return f"loads, instructions: {instruction_set()}; {operators} for {dtypes}"
 
 
 def _answered(name: str, question: Callable[[], str]) -> Check:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import TensorProto
 
-from sparsify.builder import Attribute, Builder
+from sparsify.builder import Builder
 from sparsify.empty_rows import restore_mean
 from sparsify.layout import emit_steps, is_one
 from sparsify.pattern import DynamicPattern, Pattern, SiteInputs
@@ -93,9 +93,7 @@ class Emitter:
             inputs |= self._selection(site, choice.pattern, choice, inputs)
         inputs |= self._neutral(site, inputs)
         attributes = _attributes(site, choice)
-        # every input is named, "" where it is left out: onnx.reference wants the full list
-        ordered = [inputs.get(name, "") for name in self.operator.inputs]
-        self._result(site, ordered, attributes, output, inputs)
+        self._result(site, inputs, attributes, output)
 
     def score_shape(self, site: Site, start: int, end: int | None, rank: int, output: str) -> None:
         """Write `output`, the shape of scores of `rank`, from the shapes of Q and K."""
@@ -117,16 +115,14 @@ class Emitter:
     def _result(
         self,
         site: Site,
-        inputs: list[str],
-        attributes: dict[str, Attribute],
+        inputs: dict[str, str],
+        attributes: dict[str, int | float],
         output: str,
-        named: dict[str, str],
     ) -> None:
         builder = self.builder
-        name, domain = self.operator.name, self.operator.domain
-        result = builder.node(name, inputs, attributes, domain=domain)[0]
+        result = builder.call(self.operator, inputs, attributes, self.uses)[0]
         if site.averaged:
-            result = restore_mean(builder, site, named, result, self._empty)
+            result = restore_mean(builder, site, inputs, result, self._empty)
         emit_steps(builder, result, site.result)
         builder.nodes[-1].output[0] = output
 
@@ -230,6 +226,7 @@ class Emitter:
             group=site.group,
             causal=site.causal,
             element_type=site.element_type,
+            query_offset=inputs.get("query_offset"),
         )
         offset = inputs.get("query_offset")
         if offset is not None:
@@ -268,7 +265,7 @@ def _operands(site: Site) -> list[tuple[str, Operand]]:
     return [("Q", site.query), ("K", site.key), ("V", site.value)]
 
 
-def _attributes(site: Site, choice: Choice) -> dict[str, Attribute]:
+def _attributes(site: Site, choice: Choice) -> dict[str, int | float]:
     pattern = choice.pattern
     return {
         "q_block": pattern.q_block if pattern else 64,

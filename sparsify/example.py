@@ -8,6 +8,7 @@ import onnx
 from onnx import ModelProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
+from sparsify.bodies import bodies_of, imports_of
 from sparsify.builder import Builder
 from sparsify.grids import Bools, Int32s, grid_from_selection
 from sparsify.pattern import DynamicPattern, Grid, Pattern, SiteInputs
@@ -51,6 +52,7 @@ def selection_model(pattern: Pattern, setting: Setting) -> ModelProto:
         group=setting.group,
         causal=setting.causal,
         element_type=setting.element_type,
+        query_offset=builder.ints(setting.offset) if setting.offset else None,
     )
     selection = emit_selection(
         pattern,
@@ -81,8 +83,12 @@ def _model(builder: Builder, setting: Setting) -> ModelProto:
             info("block_count", TensorProto.INT32, 3),
         ],
     )
-    opsets = [helper.make_opsetid("", setting.opset)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    return helper.make_model(
+        graph,
+        functions=bodies_of(builder.calls, setting.opset, setting.element_type),
+        opset_imports=[helper.make_opsetid("", setting.opset), *imports_of(builder.calls)],
+        ir_version=8,
+    )
 
 
 def run_selection(model: ModelProto, query: Floats, key: Floats) -> tuple[Int32s, Int32s]:

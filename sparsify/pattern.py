@@ -96,7 +96,8 @@ class SiteInputs:
     """What a dynamic pattern may read: names of tensors in the graph, and the site's constants.
 
     `query` is `[B, Hq, Sq, D]`, `key` `[B, Hkv, Sk, D]`, `value` `[B, Hkv, Sk, Dv]`, all of
-    `element_type`. `group` is Hq / Hkv.
+    `element_type`. `group` is Hq / Hkv. `query_offset` is query 0's position among the keys, int64
+    `[B or 1]`; None where it is 0.
     """
 
     query: str
@@ -106,6 +107,7 @@ class SiteInputs:
     group: int
     causal: bool
     element_type: int
+    query_offset: str | None = None
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Matcher(Protocol):
 
 
 class Operator(Protocol):
-    """An operator of our domain: its inputs, its attributes and the body that specifies it."""
+    """An operator of our domain: inputs, outputs, attributes and the body that specifies it."""
 
     @property
     def name(self) -> str: ...
@@ -47,6 +47,8 @@ class Operator(Protocol):
     def version(self) -> int: ...
     @property
     def inputs(self) -> tuple[str, ...]: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
     @property
     def attributes(self) -> Mapping[str, int | float]:
         """Every attribute with its neutral value."""
@@ -58,12 +60,12 @@ class Operator(Protocol):
 
 
 class Kernel(Protocol):
-    """A native implementation of an operator, in a library that ONNX Runtime loads."""
+    """Native implementations of operators, in a library that ONNX Runtime loads."""
 
     @property
     def name(self) -> str: ...
     @property
-    def operator(self) -> str: ...
+    def operators(self) -> tuple[str, ...]: ...
     @property
     def dtypes(self) -> tuple[str, ...]: ...
     @property

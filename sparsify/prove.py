@@ -16,6 +16,7 @@ import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from sparsify import runtime
+from sparsify.bodies import bodies_of, imports_of
 from sparsify.builder import Builder
 from sparsify.constants import Dims
 from sparsify.emit import Choice, Emitter, uses_of
@@ -205,12 +206,11 @@ class Prover:
         inputs = [_open_value(name, kind) for name, kind in drawn.items()]
         graph = helper.make_graph([*original, *builder.nodes], "trial", inputs, outputs, stored)
         imports = {o.domain: o.version for o in [*proto.opset_import, *self._imports()]}
-        imports |= {"": opset, self.operator.domain: self.operator.version}
+        imports |= {"": opset} | {o.domain: o.version for o in imports_of(builder.calls)}
         imports.pop("ai.onnx", None)
-        body = self.operator.function(opset, site.element_type, uses)
         return helper.make_model(
             graph,
-            functions=[*proto.functions, body],
+            functions=[*proto.functions, *bodies_of(builder.calls, opset, site.element_type)],
             opset_imports=[helper.make_opsetid(*pair) for pair in imports.items()],
             ir_version=max(proto.ir_version, 8),
         )

@@ -1,13 +1,14 @@
 """Carries out a plan: the model with its planned sites replaced, and everything else as it was."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 
-from onnx import FunctionProto, ModelProto, NodeProto, helper
+from onnx import FunctionProto, ModelProto, NodeProto
 
 from sparsify import plugins
-from sparsify.builder import Builder
+from sparsify.bodies import bodies_of, imports_of
+from sparsify.builder import Builder, Call
 from sparsify.emit import Choice, Emitter, uses_of
 from sparsify.errors import SparsifyError
 from sparsify.graft import graft
@@ -44,8 +45,8 @@ def apply_plan(model: Model, sites: Sequence[Site], plan: Plan) -> ModelProto:
     uses = frozenset[str]().union(*(uses_of(site, choice) for site, choice in chosen))
     writer = _Writer(operator, uses, places(model.proto), names_in(model.proto))
     graft(result, writer.replacements(chosen))
-    body = operator.function(file_opset(model.proto), chosen[0][0].element_type, uses)
-    _declare(result, operator, body, {site.scope for site, _ in chosen})
+    bodies = bodies_of(writer.calls, file_opset(model.proto), chosen[0][0].element_type)
+    _declare(result, writer.calls, bodies, {site.scope for site, _ in chosen})
     return result
 
 
@@ -70,6 +71,7 @@ class _Writer:
     uses: frozenset[str]
     found: list[Place]
     taken: set[str]
+    calls: list[Call] = field(default_factory=list)
 
     def replacements(self, chosen: Chosen) -> New:
         """The nodes of all sites, and of the Shapes that look at their scores."""
@@ -91,6 +93,7 @@ class _Writer:
             start = len(builder.nodes)
             emitter.site(site, choice, site.output)
             nodes[site.output] = builder.nodes[start:]
+        self.calls.extend(builder.calls)
         for node in builder.nodes:
             self.taken.update((node.name, *node.output))
         return nodes
@@ -109,16 +112,18 @@ class _Writer:
             new.setdefault(home.name, {})[output] = builder.nodes
 
 
-def _declare(model: ModelProto, operator: Operator, body: FunctionProto, scopes: set[str]) -> None:
-    """Add our opset imports, the operator's body, and who wrote it."""
+def _declare(
+    model: ModelProto, calls: Sequence[Call], bodies: Sequence[FunctionProto], scopes: set[str]
+) -> None:
+    """Add our opset imports, the bodies of what is called, and who wrote it."""
     calling = [place.layers[0] for place in places(model) if place.name in scopes]
     functions = [graph for graph in calling if isinstance(graph, FunctionProto)]
     for imports in (model.opset_import, *(function.opset_import for function in functions)):
-        if all(opset.domain != operator.domain for opset in imports):
-            imports.append(helper.make_opsetid(operator.domain, operator.version))
-    if functions:
-        model.functions.insert(0, body)  # onnx.reference wants functions before their callers
-    else:
-        model.functions.append(body)
+        known = {opset.domain for opset in imports}
+        imports.extend(opset for opset in imports_of(calls) if opset.domain not in known)
+    # onnx.reference wants functions before their callers
+    at = 0 if functions else len(model.functions)
+    for body in reversed(bodies):
+        model.functions.insert(at, body)
     entry = model.metadata_props.add()
     entry.key, entry.value = METADATA_KEY, metadata.version("onnx-sparsify")

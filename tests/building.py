@@ -26,8 +26,26 @@ NEEDS = {
 }
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = set(CPUINFO.read_text(encoding="utf-8").split()) if CPUINFO.exists() else set()
-ARITHMETIC = ("attention.cpp", "keys.cpp", "residual.cpp", "mask_states.cpp")
-DOOR = ("register.cpp", "inputs.cpp", "shape.cpp", "dispatch.cpp")
+ARITHMETIC = (
+    "attention.cpp",
+    "choose.cpp",
+    "keys.cpp",
+    "mask_states.cpp",
+    "mass.cpp",
+    "residual.cpp",
+)
+DOOR = (
+    "attention_op.cpp",
+    "custom_op.cpp",
+    "dispatch.cpp",
+    "info_op.cpp",
+    "inputs.cpp",
+    "register.cpp",
+    "selector_inputs.cpp",
+    "selector_ops.cpp",
+    "shape.cpp",
+    "tensor.cpp",
+)
 
 
 def needs_level(level: str) -> None:

@@ -142,7 +142,7 @@ def predicted_mass(query, key, grid, scale):
         keys = key[b, h // group]
         means = np.stack([keys[s : s + n].mean(0) for s, n in zip(starts, sizes, strict=True)])
         weights = sizes * np.exp(scale * means @ query[b, h, row])
-        weights = np.where(grid.causal & (starts > row), 0, weights)
+        weights = np.where(grid.causal & (starts > row + grid.offset), 0, weights)
         mass[b, h, row // grid.q_block] += weights / weights.sum()
     return mass
 
@@ -161,12 +161,15 @@ mean_key_grids = st.builds(
     q_block=st.sampled_from([8, 16]),
     k_block=st.sampled_from([1, 5, 16]),
     causal=st.booleans(),
+    offset=st.sampled_from([0, 0, 3, 40]),
 )
 
 
 def kept_by(pattern, grid, batch, opset=17):
     query, key = clustered(grid, batch, seed=grid.q_len)
-    setting = Setting(opset, scale=0.1, group=grid.heads // grid.kv_heads, causal=grid.causal)
+    setting = Setting(
+        opset, 0.1, grid.heads // grid.kv_heads, causal=grid.causal, offset=grid.offset
+    )
     indices, count = run_selection(selection_model(pattern, setting), query, key)
     kept = grid_from_selection(indices, count, grid.k_blocks)
     kept = np.broadcast_to(kept, (batch, grid.heads, grid.q_blocks, grid.k_blocks))

@@ -13,10 +13,16 @@ _FILES = ("libsparsify_cpu.so", "libsparsify_cpu.dylib", "libsparsify_cpu.dll")
 
 @dataclass(frozen=True)
 class CpuKernel:
-    """The kernel of `SparseAttention` for CPUs, inside one ONNX Runtime custom-op library."""
+    """The kernels of all our operators for CPUs, inside one ONNX Runtime custom-op library."""
 
     name: str = "cpu"
-    operator: str = "SparseAttention"
+    operators: tuple[str, ...] = (
+        "SparseAttention",
+        "MeanKeyMass",
+        "QuantizedMass",
+        "TopKBlocks",
+        "TopPBlocks",
+    )
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     provider: str = "CPUExecutionProvider"
 

@@ -7,12 +7,11 @@ features that its nodes use, so that it is fast where no kernel of ours is insta
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import onnx
-from onnx import FunctionProto, TensorProto, helper
+from onnx import FunctionProto, helper
 
 from sparsify.builder import Builder
-from sparsify.errors import SparsifyError
 from sparsify_ops.body_combine import attend
+from sparsify_ops.body_limits import check_body
 from sparsify_ops.body_scope import Scope
 
 FEATURES: frozenset[str] = frozenset(
@@ -33,11 +32,6 @@ FEATURES: frozenset[str] = frozenset(
     }
 )
 """All features: what a body can be asked to support."""
-
-OLDEST_OPSET = 12
-"""The first in which a Constant can hold an attribute of the function."""
-
-DTYPES: frozenset[int] = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 _INPUTS = (
     "Q",
@@ -75,6 +69,7 @@ class SparseAttention:
     domain: str = "ai.sparsify"
     version: int = 1
     inputs: tuple[str, ...] = _INPUTS
+    outputs: tuple[str, ...] = ("Y",)
     attributes: Mapping[str, int | float] = field(default_factory=_neutral_attributes)
 
     def function(self, opset: int, dtype: int, uses: frozenset[str]) -> FunctionProto:
@@ -82,40 +77,17 @@ class SparseAttention:
 
         It imports exactly `opset` of ai.onnx and reads no input that `uses` does not name.
         """
-        _check(opset, dtype, uses)
-        builder = Builder(opset, "", frozenset({*self.inputs, "Y"}))
+        check_body(self.name, opset, dtype, uses, FEATURES)
+        builder = Builder(opset, "", frozenset({*self.inputs, *self.outputs}))
         attend(Scope(builder, dtype, uses))
         return helper.make_function(
             self.domain,
             self.name,
             inputs=list(self.inputs),
-            outputs=["Y"],
+            outputs=list(self.outputs),
             nodes=builder.nodes,
             opset_imports=[helper.make_opsetid("", opset)],
             attributes=list(self.attributes),
-        )
-
-
-def _check(opset: int, dtype: int, uses: frozenset[str]) -> None:
-    newest = onnx.defs.onnx_opset_version()
-    if not OLDEST_OPSET <= opset <= newest:
-        raise SparsifyError(
-            f"SparseAttention has no body for ai.onnx opset {opset}: "
-            f"convert the model to an opset from {OLDEST_OPSET} to {newest} first"
-        )
-    if dtype not in DTYPES:
-        raise SparsifyError(
-            f"SparseAttention takes float, float16 and bfloat16, not TensorProto type {dtype}: "
-            "leave this attention as it is"
-        )
-    if dtype == TensorProto.BFLOAT16 and opset == OLDEST_OPSET:
-        raise SparsifyError(
-            "ai.onnx opset 12 has no bfloat16: convert the model to opset 13 or later first"
-        )
-    if unknown := sorted(uses - FEATURES):
-        raise SparsifyError(
-            f"SparseAttention has no feature {', '.join(unknown)}: "
-            f"choose from {', '.join(sorted(FEATURES))}"
         )
 
 

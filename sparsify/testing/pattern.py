@@ -104,12 +104,13 @@ def _check_sliced(pattern: GridPattern, setting: Setting, grid: Grid) -> None:
 
 def _check_dynamic(pattern: DynamicPattern) -> None:
     shapes = ((1, 1), (64, 64), (65, 65), (200, 200), (65, 130))
-    for opset, causal, group in itertools.product(_OPSETS, (False, True), (1, 2)):
-        setting = Setting(opset, group=group, causal=causal)
+    places = ((False, 0), (True, 0), (True, 135))
+    for opset, (causal, offset), group in itertools.product(_OPSETS, places, (1, 2)):
+        setting = Setting(opset, group=group, causal=causal, offset=offset)
         model = selection_model(pattern, setting)
         for batch, (q_len, k_len) in itertools.product((1, 2), shapes):
             blocks = (pattern.q_block, pattern.k_block)
-            grid = Grid(4, 4 // group, q_len, k_len, *blocks, causal=causal)
+            grid = Grid(4, 4 // group, q_len, k_len, *blocks, offset, causal)
             indices, count = run_selection(model, *clustered(grid, batch))
             kept = _decoded(pattern, grid, indices, count, batch)
             seen = (kept & grid.permitted()).any(axis=-1)

@@ -240,7 +240,7 @@ void attend(const Problem& p, const Isa& isa, const Loop& loop) {
   if (call.slices > 1) call.shared.parts.resize(static_cast<size_t>(call.items * part_floats(call)));
   cut(call);
   if (!call.wrong.load()) run(loop, run_chunk, call.shared.chunks.size() - 1, call);
-  if (call.wrong.load()) throw Failure("SparseAttention: " + std::string(call.wrong.load()) + ".");
+  if (call.wrong.load()) throw Failure(std::string(call.wrong.load()) + ".");
   if (call.slices > 1) merge(call);
 }
 

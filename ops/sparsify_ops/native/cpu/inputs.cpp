@@ -11,55 +11,6 @@ namespace {
 constexpr const char* kNames[] = {"Q",         "K",         "V",           "block_indices", "block_count",
                                   "attn_mask", "attn_bias", "key_lengths", "sinks",         "query_offset"};
 
-[[noreturn]] void fail(const std::string& text) { throw Failure("SparseAttention: " + text); }
-
-std::string text(const int64_t* shape, size_t rank) {
-  std::string out;
-  for (size_t i = 0; i < rank; ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
-  return "[" + out + "]";
-}
-std::string text(const Tensor& t) { return text(t.shape, t.rank); }
-
-void expect_rank(const Tensor& t, size_t rank, const char* name) {
-  if (t.rank == rank) return;
-  fail(std::string("input ") + name + " must have " + std::to_string(rank) + " dimensions, but its shape is " +
-       text(t) + ".");
-}
-
-void expect_one_or(int64_t n, int64_t wanted, const char* name, const char* dimension) {
-  if (n == wanted || n == 1) return;
-  fail(std::string("input ") + name + ": its " + dimension + " dimension must be 1" +
-       (wanted == 1 ? "" : " or " + std::to_string(wanted)) + ", not " + std::to_string(n) + ".");
-}
-
-void expect(bool holds, const char* attribute, const char* rule) {
-  if (!holds) fail(std::string("attribute ") + attribute + " must be " + rule + ".");
-}
-
-// Strides of a contiguous tensor broadcast to four dimensions; dimensions of length 1 get stride 0.
-void broadcast(const Tensor& t, const int64_t (&to)[4], const char* name, int64_t (&stride)[4]) {
-  if (t.rank < 1 || t.rank > 4) fail(std::string("input ") + name + " must have 1 to 4 dimensions.");
-  int64_t step = 1;
-  for (size_t i = 0; i < 4; ++i) {
-    const int64_t n = i < t.rank ? t.shape[t.rank - 1 - i] : 1;
-    if (n != 1 && n != to[3 - i]) {
-      fail(std::string("input ") + name + " of shape " + text(t) + " does not broadcast to " + text(to, 4) + ".");
-    }
-    stride[3 - i] = n == 1 ? 0 : step;
-    step *= n;
-  }
-}
-
-// A vector with one entry, or one for each of `n`.
-template <class T>
-void read_vector(const Tensor& t, int64_t n, const char* name, const char* dimension, View<T>& view) {
-  if (!t) return;
-  expect_rank(t, 1, name);
-  expect_one_or(t.shape[0], n, name, dimension);
-  view.data = static_cast<const T*>(t.data);
-  view.stride[0] = t.shape[0] == 1 ? 0 : 1;
-}
-
 bool all_kept(const Tensor& counts) {
   const int32_t* data = static_cast<const int32_t*>(counts.data);
   return std::all_of(data, data + counts.size(), [](int32_t n) { return n == -1; });
@@ -86,75 +37,6 @@ void check(const Attributes& a) {
   }
 }
 
-}  // namespace
-
-int64_t Tensor::size() const {
-  int64_t n = 1;
-  for (size_t i = 0; i < rank; ++i) n *= shape[i];
-  return n;
-}
-
-Tensor read_tensor(const Runtime& ort, const OrtValue* value, const char* name, int element) {
-  OrtTensorTypeAndShapeInfo* info = nullptr;
-  ort.call(kGetTensorTypeAndShape, "describe an input", value, &info);
-  struct Release {
-    const OrtApi* api;
-    OrtTensorTypeAndShapeInfo* info;
-    ~Release() { kReleaseShapeInfo(api, info); }
-  } release{ort.api(), info};
-  int found = 0;
-  ort.call(kGetElementType, "tell an input's type", info, &found);
-  if (found != element) fail(std::string("input ") + name + " has the wrong element type.");
-  Tensor t;
-  t.present = true;
-  ort.call(kGetDimensionsCount, "tell an input's rank", info, &t.rank);
-  if (t.rank > Tensor::kMostDims) fail(std::string("input ") + name + " has more than 8 dimensions.");
-  ort.call(kGetDimensions, "tell an input's shape", info, t.shape, t.rank);
-  ort.call(kGetTensorMutableData, "give an input's data", const_cast<OrtValue*>(value), &t.data);
-  return t;
-}
-
-Attributes read_attributes(const Runtime& ort, const OrtKernelInfo* info) {
-  Attributes a;
-  int64_t causal = 0, residual = 0;
-  if (!ort.attribute(kGetAttributeFloat, info, "scale", a.scale)) fail("attribute scale (a float) is missing.");
-  ort.attribute(kGetAttributeFloat, info, "softcap", a.softcap);
-  ort.attribute(kGetAttributeInt, info, "q_block", a.q_block);
-  ort.attribute(kGetAttributeInt, info, "k_block", a.k_block);
-  ort.attribute(kGetAttributeInt, info, "is_causal", causal);
-  ort.attribute(kGetAttributeInt, info, "left_window_size", a.left);
-  ort.attribute(kGetAttributeInt, info, "right_window_size", a.right);
-  ort.attribute(kGetAttributeInt, info, "residual", residual);
-  ort.attribute(kGetAttributeInt, info, "residual_block", a.residual_block);
-  expect(causal == 0 || causal == 1, "is_causal", "0 or 1");
-  a.causal = causal == 1;
-  a.residual = static_cast<Residual>(residual);
-  check(a);
-  return a;
-}
-
-namespace {
-
-// Reads inputs one by one; those left out at the end need not be declared.
-class Reader {
- public:
-  Reader(const Runtime& ort, const OrtKernelContext* context) : ort_(ort), context_(context) {
-    ort.call(kGetInputCount, "count the inputs", context, &given_);
-  }
-  Tensor take(size_t index, int element) const {
-    const OrtValue* value = nullptr;
-    if (index < given_) ort_.call(kGetInput, "hand over an input", context_, index, &value);
-    if (value) return read_tensor(ort_, value, kNames[index], element);
-    if (index < 3) fail(std::string("input ") + kNames[index] + " is missing.");
-    return {};
-  }
-
- private:
-  const Runtime& ort_;
-  const OrtKernelContext* context_;
-  size_t given_ = 0;
-};
-
 void read_sizes(const Tensor& q, const Tensor& k, const Tensor& v, Problem& p) {
   expect_rank(q, 4, "Q"), expect_rank(k, 4, "K"), expect_rank(v, 4, "V");
   p.sizes = {q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]};
@@ -162,20 +44,16 @@ void read_sizes(const Tensor& q, const Tensor& k, const Tensor& v, Problem& p) {
   const Sizes& s = p.sizes;
   if (k.shape[0] != s.batch || v.shape[0] != s.batch || v.shape[1] != s.kv_heads || v.shape[2] != s.k_len ||
       k.shape[3] != s.qk_dim) {
-    fail("Q " + text(q) + ", K " + text(k) + " and V " + text(v) +
-         " do not fit together; expected [B, Hq, Sq, D], [B, Hkv, Sk, D] and [B, Hkv, Sk, Dv].");
+    throw Failure("Q " + text(q) + ", K " + text(k) + " and V " + text(v) +
+                  " do not fit together; expected [B, Hq, Sq, D], [B, Hkv, Sk, D] and [B, Hkv, Sk, Dv].");
   }
-  if (s.q_heads && (s.kv_heads == 0 || s.q_heads % s.kv_heads)) {
-    fail("the " + std::to_string(s.q_heads) + " heads of Q are no multiple of the " + std::to_string(s.kv_heads) +
-         " heads of K.");
-  }
-  const int64_t most = std::numeric_limits<int32_t>::max();
-  if (s.q_len >= most || s.k_len >= most) fail("sequences must be shorter than 2^31.");
+  expect_heads(s.q_heads, s.kv_heads);
+  expect_lengths(s.q_len, s.k_len);
 }
 
 void read_selection(const Tensor& indices, const Tensor& counts, Problem& p) {
   if (!indices && !counts) return;
-  if (!indices || !counts) fail("block_indices and block_count must be given together or both left out.");
+  if (!indices || !counts) throw Failure("block_indices and block_count must be given together or both left out.");
   expect_rank(indices, 4, "block_indices"), expect_rank(counts, 3, "block_count");
   const int64_t batch = p.sizes.batch, heads = p.sizes.q_heads, blocks = p.q_blocks();
   expect_one_or(counts.shape[0], batch, "block_count", "batch");
@@ -185,8 +63,8 @@ void read_selection(const Tensor& indices, const Tensor& counts, Problem& p) {
   expect_one_or(indices.shape[0], batch, "block_indices", "batch");
   expect_one_or(indices.shape[1], heads, "block_indices", "head");
   if (indices.shape[2] != blocks) {
-    fail("input block_indices: its query-block dimension must be " + std::to_string(blocks) + ", not " +
-         std::to_string(indices.shape[2]) + ".");
+    throw Failure("input block_indices: its query-block dimension must be " + std::to_string(blocks) + ", not " +
+                  std::to_string(indices.shape[2]) + ".");
   }
   p.listed = indices.shape[3];
   broadcast(indices, {batch, heads, blocks, p.listed}, "block_indices", p.indices.stride);
@@ -208,14 +86,31 @@ void read_masks(const Tensor& mask, const Tensor& bias, Problem& p) {
   if (bias && !(bias.size() == 1 && float_at(p.element, bias.data, 0) == 0)) p.bias.data = bias.data;
 }
 
-Element element_of(int type) {
-  return type == kOrtFloat ? Element::f32 : type == kOrtHalf ? Element::f16 : Element::bf16;
-}
-
 }  // namespace
 
+Attributes read_attributes(const Runtime& ort, const OrtKernelInfo* info) {
+  Attributes a;
+  int64_t causal = 0, residual = 0;
+  if (!ort.attribute(kGetAttributeFloat, info, "scale", a.scale)) {
+    throw Failure("attribute scale (a float) is missing.");
+  }
+  ort.attribute(kGetAttributeFloat, info, "softcap", a.softcap);
+  ort.attribute(kGetAttributeInt, info, "q_block", a.q_block);
+  ort.attribute(kGetAttributeInt, info, "k_block", a.k_block);
+  ort.attribute(kGetAttributeInt, info, "is_causal", causal);
+  ort.attribute(kGetAttributeInt, info, "left_window_size", a.left);
+  ort.attribute(kGetAttributeInt, info, "right_window_size", a.right);
+  ort.attribute(kGetAttributeInt, info, "residual", residual);
+  ort.attribute(kGetAttributeInt, info, "residual_block", a.residual_block);
+  expect(causal == 0 || causal == 1, "is_causal", "0 or 1");
+  a.causal = causal == 1;
+  a.residual = static_cast<Residual>(residual);
+  check(a);
+  return a;
+}
+
 Problem read_problem(const Runtime& ort, const OrtKernelContext* context, const Attributes& attributes, int element) {
-  const Reader reader(ort, context);
+  const Reader reader(ort, context, kNames, 3);
   Problem p{};
   p.attributes = attributes;
   p.element = element_of(element);

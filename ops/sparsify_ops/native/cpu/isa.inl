@@ -25,6 +25,12 @@ constexpr int kWidth = SPARSIFY_WIDTH;
 #include "panel.inl"
 #include "few.inl"
 #include "sums.inl"
+#if SPARSIFY_PAIRS  // what is predicted is predicted in float32
+constexpr decltype(Isa::mass_bytes) mass_bytes = nullptr;
+constexpr decltype(Isa::mass) mass = nullptr;
+#else
+#include "mass.inl"
+#endif
 
 bool is_few(const PanelJob& job) { return job.row_count <= kFewRows && job.pseudo.count == 0; }
 
@@ -34,4 +40,4 @@ void attend(const PanelJob& job, void* memory) { is_few(job) ? attend_few(job, m
 }  // namespace
 }  // namespace sparsify
 
-#define SPARSIFY_ISA(name) {name, kMostRows, scratch_bytes, attend, moments, row_biases, from_float}
+#define SPARSIFY_ISA(name) {name, kMostRows, scratch_bytes, attend, moments, row_biases, from_float, mass_bytes, mass}

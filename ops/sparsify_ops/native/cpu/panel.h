@@ -73,6 +73,23 @@ struct RowBiases {
   int64_t count;
 };
 
+// A block of query rows and all keys of a head, or what stands in for them: how much of its softmax each row gives to
+// groups of neighbouring keys, added up over the rows.
+struct MassJob {
+  Element element;          // of the queries
+  const void* q;            // [rows][dim]
+  int64_t rows, dim;
+  const float* keys;        // [count][dim]
+  int64_t count;
+  const float* row_factor;  // on a row's products, or null
+  const float* key_factor;  // on a key's products, or null
+  const float* key_addend;  // to a key's logits, in log2 units, or null
+  const int32_t* seen;      // how many keys each row sees, from the first one; null for all
+  int64_t group;            // keys per group
+  float* mass;              // [groups]
+  float* spread;            // [groups]: of the rows' sum(p^2) - sum(p)^2 / n over the n keys seen; or null
+};
+
 struct Isa {
   const char* name;
   int64_t rows;  // how many at a time suit, where nothing else decides
@@ -81,6 +98,8 @@ struct Isa {
   float (*moments)(const Moments& what, float* sum);   // overwrites sum; about a shift, returns the summed squares
   void (*row_biases)(const RowBiases& what, float* out);
   void (*from_float)(Element, const float* from, void* to, int64_t count);
+  size_t (*mass_bytes)(const MassJob& job);
+  void (*mass)(const MassJob& job, void* scratch);     // likewise aligned
 };
 
 #if defined(__x86_64__) || defined(_M_X64)
