@@ -60,14 +60,18 @@ static void pack_queries(const PanelJob& job, Panel& panel, float factor) {
 template <int NR>
 static void query_lengths(const PanelJob& job, Panel& panel) {
   constexpr int L = NR * kWidth;
-  for (int j = 0; j < NR; ++j) {
-    vf sum = vf{};
-    for (int64_t d = 0; d < job.qk_dim; ++d) {
+  vf sum[NR];
+#pragma GCC unroll 4
+  for (int j = 0; j < NR; ++j) sum[j] = vf{};
+  for (int64_t d = 0; d < job.qk_dim; ++d) {
+#pragma GCC unroll 4
+    for (int j = 0; j < NR; ++j) {
       const vf q = load(panel.qt + d * L + j * kWidth);
-      sum += q * q;
+      sum[j] += q * q;
     }
-    for (int i = 0; i < kWidth; ++i) panel.length[j * kWidth + i] = __builtin_sqrtf(sum[i] * (0.5f / kLog2e));
   }
+  for (int j = 0; j < NR; ++j) store(panel.length + j * kWidth, sum[j]);
+  for (int i = 0; i < L; ++i) panel.length[i] = __builtin_sqrtf(panel.length[i] * (0.5f / kLog2e));
 }
 
 template <int NR>

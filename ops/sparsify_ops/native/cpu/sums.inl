@@ -1,25 +1,49 @@
 // Sums over groups of keys, from which the residual's pseudo-keys are made.
 
-static float moments(const Moments& what, float* sum) {
-  vf squares = vf{};
-  for (int64_t d = 0; d < what.dim; d += kWidth) {
-    const int64_t n = what.dim - d < kWidth ? what.dim - d : kWidth;
-    vf total = vf{};
-    if (!what.shift) {
-      for (int64_t i = 0; i < what.count; ++i) {
-        total += load_elements(what.element, what.rows, what.keys[i] * what.dim + d, n);
-      }
-    } else {
-      const vf shift = load_some(what.shift + d, n);
-      for (int64_t i = 0; i < what.count; ++i) {
-        const vf x = load_elements(what.element, what.rows, what.keys[i] * what.dim + d, n) - shift;
-        total += x;
-        squares += x * x;
-      }
-    }
-    store_some(sum + d, total, n);
+// The rows of a group are too few for the processor to see where they lead; most often the next group lies behind.
+INLINE void fetch_ahead(const Moments& what, int64_t key, int64_t d, int vectors) {
+  constexpr int64_t kRows = 32;
+  const char* row = static_cast<const char*>(element_at(what.element, what.rows, (key + kRows) * what.dim + d));
+  for (int64_t at = 0; at < vectors * kWidth * bytes_of(what.element); at += 64) __builtin_prefetch(row + at);
+}
+
+// Of N vectors of components from d on; several sums at a time hide the latency of an addition.
+template <int N, bool Shifted>
+INLINE void moments_at(const Moments& what, int64_t d, int64_t count, float* sum, vf& squares) {
+  vf total[N], shift[N], square[N];
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) {
+    total[j] = square[j] = vf{};
+    shift[j] = Shifted ? load_some(what.shift + d + j * kWidth, count) : vf{};
   }
+  for (int64_t i = 0; i < what.count; ++i) {
+    if (!Shifted) fetch_ahead(what, what.keys[i], d, N);
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) {
+      const vf x = load_elements(what.element, what.rows, what.keys[i] * what.dim + d + j * kWidth, count) - shift[j];
+      total[j] += x;
+      if (Shifted) square[j] += x * x;
+    }
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) {
+    store_some(sum + d + j * kWidth, total[j], count);
+    squares += square[j];
+  }
+}
+
+template <bool Shifted>
+INLINE float moments_of(const Moments& what, float* sum) {
+  vf squares = vf{};
+  int64_t d = 0;
+  for (; d + 4 * kWidth <= what.dim; d += 4 * kWidth) moments_at<4, Shifted>(what, d, kWidth, sum, squares);
+  for (; d + kWidth <= what.dim; d += kWidth) moments_at<1, Shifted>(what, d, kWidth, sum, squares);
+  if (d < what.dim) moments_at<1, Shifted>(what, d, what.dim - d, sum, squares);
   return sum_of(squares);
+}
+
+static float moments(const Moments& what, float* sum) {
+  return what.shift ? moments_of<true>(what, sum) : moments_of<false>(what, sum);
 }
 
 // log2 of the mean of exp(bias) over some keys, shifted by the largest so that it can not overflow.
