@@ -35,51 +35,80 @@ INLINE float largest(vf x) {
   return top;
 }
 
-// Products of one query row with kWidth key rows. Adding up the transposed sums costs less than adding across each.
-INLINE vf dot_rows(const float* const* keys, const float* q, int64_t dim) {
+// Products of R query rows with kWidth / R key rows, those of a row side by side. A key row is loaded once for all R, and
+// each step of adding up across lanes serves two sums.
+template <int R>
+INLINE vf dot_rows(const float* const* keys, const float* q, int64_t stride) {
+  constexpr int K = kWidth / R;
   vf sum[kWidth];
 #pragma GCC unroll 16
   for (int i = 0; i < kWidth; ++i) sum[i] = vf{};
-  for (int64_t d = 0; d < dim; d += kWidth) {
-    const vf x = load(q + d);
+  for (int64_t d = 0; d < stride; d += kWidth) {
+    vf x[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) x[r] = load(q + r * stride + d);
 #pragma GCC unroll 16
-    for (int i = 0; i < kWidth; ++i) sum[i] += load(keys[i] + d) * x;
+    for (int i = 0; i < K; ++i) {
+      const vf k = load(keys[i] + d);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) sum[r * K + i] += k * x[r];
+    }
   }
-  transpose(sum);
 #pragma GCC unroll 4
   for (int half = kWidth / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) sum[i] += sum[i + half];
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) {
+      sum[i] = low_half(sum[i], sum[i + half]) + high_half(sum[i], sum[i + half]);
+    }
   }
   return sum[0];
 }
 
-// out[d...] = keep * out + sum over keys of weight * value row, for T vectors; two sums hide the latency of one.
-template <int T>
-INLINE void add_rows(const float* const* values, const float* weights, int64_t count, float keep, float* out,
-                     int64_t d) {
-  vf even[T], odd[T];
-#pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) even[t] = load(out + d + t * kWidth) * keep, odd[t] = vf{};
+// out[row][d...] = keep[row] * out + sum over keys of weight[row] * value row, for R rows and T vectors. One row has two
+// sums of each vector, which hides the latency of one.
+template <int R, int T>
+INLINE void add_values_at(const float* const* values, const float* weights, int64_t count, const float* keep, float* out,
+                          int64_t stride, int64_t d) {
+  constexpr int S = R == 1 ? 2 : 1;
+  vf sum[R][S][T];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      sum[r][S - 1][t] = vf{};
+      sum[r][0][t] = load(out + r * stride + d + t * kWidth) * keep[r];
+    }
+  }
   int64_t key = 0;
-  for (; key + 1 < count; key += 2) {
-    const float *a = values[key] + d, *b = values[key + 1] + d;
-    const vf x = splat(weights[key]), y = splat(weights[key + 1]);
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) even[t] += load(a + t * kWidth) * x, odd[t] += load(b + t * kWidth) * y;
+  for (; key + S <= count; key += S) {
+#pragma GCC unroll 2
+    for (int s = 0; s < S; ++s) {
+      const float* v = values[key + s] + d;
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const vf w = splat(weights[r * kRowScores + key + s]);
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t) sum[r][s][t] += load(v + t * kWidth) * w;
+      }
+    }
   }
-  if (key < count) {
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) even[t] += load(values[key] + d + t * kWidth) * weights[key];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      if (key < count) sum[r][0][t] += load(values[key] + d + t * kWidth) * weights[r * kRowScores + key];
+      store(out + r * stride + d + t * kWidth, S == 1 ? sum[r][0][t] : sum[r][0][t] + sum[r][S - 1][t]);
+    }
   }
-#pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) store(out + d + t * kWidth, even[t] + odd[t]);
 }
 
-INLINE void add_all_rows(const float* const* values, const float* weights, int64_t count, float keep, float* out,
-                         int64_t dim) {
+template <int R>
+INLINE void add_value_rows(const float* const* values, const float* weights, int64_t count, const float* keep, float* out,
+                           int64_t stride) {
+  constexpr int T = R == 4 ? kWidth / 4 : 4;  // as many sums as there are registers for
   int64_t d = 0;
-  for (; d + 4 * kWidth <= dim; d += 4 * kWidth) add_rows<4>(values, weights, count, keep, out, d);
-  for (; d < dim; d += kWidth) add_rows<1>(values, weights, count, keep, out, d);
+  for (; d + T * kWidth <= stride; d += T * kWidth) add_values_at<R, T>(values, weights, count, keep, out, stride, d);
+  for (; d < stride; d += kWidth) add_values_at<R, 1>(values, weights, count, keep, out, stride, d);
 }
 
 // What may happen to a row's scores of up to kWidth keys before the softmax; scores behind the list become -inf.
@@ -99,31 +128,42 @@ INLINE vf change_row(const PanelJob& job, const Row& row, const int32_t* keys, i
   return choose(real, x, splat(-kInf));
 }
 
-// Scores of a group of keys for one row, and their maximum.
-INLINE float score_row(const PanelJob& job, const FewScratch& s, int64_t row, const int32_t* keys, int64_t count,
-                       float cap) {
-  float* scores = s.scores + row * kRowScores;
-  vf top = splat(-kInf);
-  for (int64_t at = 0; at < count; at += kWidth) {
-    if (row == 0 && !s.group.key_rows) {
-      for (int64_t i = 0; i < kWidth; ++i) {
-        fetch_row(reinterpret_cast<const char*>(s.group.keys[at + i + 2 * kWidth]), job.qk_dim * 4);
-        fetch_row(reinterpret_cast<const char*>(s.group.values[at + i]), job.v_dim * 4);
-      }
-    }
-    vf x = dot_rows(s.group.keys + at, s.q + row * whole(job.qk_dim), whole(job.qk_dim));
-    x = change_row(job, job.rows[row], keys + at, count - at < kWidth ? count - at : kWidth, cap, x);
-    store(scores + at, x);
-    top = larger(x, top);
+INLINE void fetch_group(const PanelJob& job, const FewScratch& s, int64_t at) {
+  for (int64_t i = at; i < at + kWidth; ++i) {
+    fetch_row(reinterpret_cast<const char*>(s.group.keys[i + 2 * kWidth]), job.qk_dim * 4);
+    fetch_row(reinterpret_cast<const char*>(s.group.values[i]), job.v_dim * 4);
   }
-  return largest(top);
 }
 
-// Takes a row's scores into its running softmax and output.
-INLINE void fold_row(const PanelJob& job, const FewScratch& s, int64_t row, int64_t count, float top,
-                     FewState& state) {
+// Scores of a group of keys for R rows, and their maxima.
+template <int R>
+INLINE void score_rows(const PanelJob& job, const FewScratch& s, int64_t row, const int32_t* keys, int64_t count,
+                       float cap, float* tops) {
+  constexpr int K = kWidth / R;
   float* scores = s.scores + row * kRowScores;
-  const float before = state.top[row], now = top > before ? top : before;
+  const float* q = s.q + row * whole(job.qk_dim);
+  vf top[R];
+  for (int r = 0; r < R; ++r) top[r] = splat(-kInf);
+  for (int64_t at = 0; at < count; at += kWidth) {
+    if (row == 0 && !s.group.key_rows) fetch_group(job, s, at);
+    for (int64_t i = at; i < at + kWidth; i += K) {
+      alignas(64) float tile[kWidth];
+      store(tile, dot_rows<R>(s.group.keys + i, q, whole(job.qk_dim)));
+      for (int r = 0; r < R; ++r) __builtin_memcpy(scores + r * kRowScores + i, tile + r * K, K * sizeof(float));
+    }
+    for (int r = 0; r < R; ++r) {
+      vf x = load(scores + r * kRowScores + at);
+      x = change_row(job, job.rows[row + r], keys + at, count - at < kWidth ? count - at : kWidth, cap, x);
+      store(scores + r * kRowScores + at, x);
+      top[r] = larger(x, top[r]);
+    }
+  }
+  for (int r = 0; r < R; ++r) tops[r] = largest(top[r]);
+}
+
+// Takes a row's scores into its running softmax; gives what its output so far is multiplied by.
+INLINE float weigh_row(float* scores, int64_t count, float top, float& row_top, float& row_total) {
+  const float before = row_top, now = top > before ? top : before;
   const vf base = splat(now == -kInf ? 0.0f : now);
   vf total = vf{};
   for (int64_t at = 0; at < count; at += kWidth) {
@@ -132,9 +172,22 @@ INLINE void fold_row(const PanelJob& job, const FewScratch& s, int64_t row, int6
     total += w;
   }
   const float keep = exp2v(splat(before) - base)[0];
-  state.top[row] = now;
-  state.total[row] = state.total[row] * keep + sum_of(total);
-  add_all_rows(s.group.values, scores, count, keep, s.out + row * whole(job.v_dim), whole(job.v_dim));
+  row_top = now;
+  row_total = row_total * keep + sum_of(total);
+  return keep;
+}
+
+template <int R>
+static void attend_few_rows(const PanelJob& job, const FewScratch& s, int64_t row, const int32_t* keys, int64_t count,
+                            float cap, FewState& state) {
+  float top[R], keep[R];
+  float* scores = s.scores + row * kRowScores;
+  score_rows<R>(job, s, row, keys, count, cap, top);
+  for (int r = 0; r < R; ++r) {
+    keep[r] = weigh_row(scores + r * kRowScores, count, top[r], state.top[row + r], state.total[row + r]);
+  }
+  const int64_t stride = whole(job.v_dim);
+  add_value_rows<R>(s.group.values, scores, count, keep, s.out + row * stride, stride);
 }
 
 static void start_few(const PanelJob& job, const FewScratch& s, float factor, FewState& state) {
@@ -168,10 +221,10 @@ static void attend_few(const PanelJob& job, void* memory) {
   for (int64_t at = 0; at < job.count; at += kGroup) {
     const int64_t left = job.count - at, count = left < kGroup ? left : kGroup;
     list_keys(job, job.keys + at, left, count, s.group);
-    for (int64_t row = 0; row < job.row_count; ++row) {
-      const float top = score_row(job, s, row, job.keys + at, count, scaling.cap);
-      fold_row(job, s, row, count, top, state);
-    }
+    int64_t row = 0;
+    for (; row + 4 <= job.row_count; row += 4) attend_few_rows<4>(job, s, row, job.keys + at, count, scaling.cap, state);
+    for (; row + 2 <= job.row_count; row += 2) attend_few_rows<2>(job, s, row, job.keys + at, count, scaling.cap, state);
+    for (; row < job.row_count; ++row) attend_few_rows<1>(job, s, row, job.keys + at, count, scaling.cap, state);
   }
   finish_few(job, s, state);
 }
