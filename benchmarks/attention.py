@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.progress import track
 
-from benchmarks import memory, peak
+from benchmarks import memory, peak, selectors
 from benchmarks.cases import LONG, Case
 from benchmarks.document import Table, console, plural, show, tally, write_section
 from benchmarks.groups import GROUPS
@@ -20,7 +20,7 @@ over the pairs, in brackets the smallest and the largest. "Fused" is ONNX Runtim
 `com.microsoft.MultiHeadAttention`, "unfused" the MatMul-Softmax-MatMul that exporters write; both
 compute every score. Where nothing else is said: float32, batch 1, 8 heads."""
 
-NAMES = (*GROUPS, "memory", "peak")
+NAMES = (*GROUPS, "selectors", "memory", "peak")
 OWN_THREADS = ("threads", "peak")
 """Groups that do not heed the number of threads asked for."""
 
@@ -42,7 +42,7 @@ def _kept(case: Case, quick: bool) -> bool:
 
 @dataclass(frozen=True)
 class Section:
-    """What came out for one group; memory and the peak have no timed cases in `rows`."""
+    """What came out for one group; those made by a module of their own have no `rows`."""
 
     title: str
     table: Table
@@ -52,6 +52,8 @@ class Section:
 
 def measured(name: str, quick: bool, threads: int, pairs: int) -> Section:
     """Measure one group."""
+    if name == "selectors":
+        return Section(selectors.TITLE, selectors.table(pairs, threads), selectors.NOTE)
     if name == "memory":
         return Section(memory.TITLE, memory.table(threads), memory.NOTE)
     if name == "peak":

@@ -6,13 +6,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import peak, plot, record
+from benchmarks import peak, plot, record, selectors
 from benchmarks.cases import RIVALS, Case, Limit, rivals
 from benchmarks.document import Table
 from benchmarks.groups import GROUPS
 from benchmarks.libraries import LIBRARIES, Unavailable
 from benchmarks.measured import Measured
-from benchmarks.problem import Blocks, Problem, tokens
+from benchmarks.paired import session
+from benchmarks.problem import Blocks, Problem, qkv, tokens
 from benchmarks.rivals import ENTRIES
 from sparsify.timing import Timing
 
@@ -122,3 +123,16 @@ def test_the_plot_has_a_line_for_each_length(tmp_path):
     drawn = ElementTree.parse(tmp_path / "plot.svg").getroot()
     names = {element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert {"S 1024", "S 2048", "1 / density", plot.TITLE} <= names
+
+
+@pytest.mark.parametrize("mass", ["MeanKeyMass", "QuantizedMass"])
+@pytest.mark.parametrize("choice", ["TopKBlocks", "TopPBlocks"])
+def test_kernels_and_bodies_of_a_selector_select_the_same(mass, choice):
+    problem = tokens(400, heads=2, kv_heads=2)
+    model, given = selectors.Selector(mass, choice).model(problem), qkv(problem)
+    feeds = {name: given[name] for name in "QK"}
+    kernels, bodies = (
+        session(model, threads=1, library=library).run(None, feeds) for library in (True, False)
+    )
+    for one, other in zip(kernels, bodies, strict=True):
+        assert (one == other).mean() > 0.99  # what is nearly equal may fall either way
