@@ -228,7 +228,7 @@ void run_residual(Call& call, const Loop& loop) {
 }  // namespace
 
 void attend(const Problem& p, const Isa& isa, const Loop& loop) {
-  if (p.sizes.batch * p.sizes.q_heads * p.sizes.q_len * p.sizes.v_dim == 0) return;
+  if (product(p.sizes.batch, p.sizes.q_heads, p.sizes.q_len, p.sizes.v_dim) == 0) return;
   Call call{p, isa, shared_by_call};
   fill_key_sets(p, call.shared.sets);
   if (p.attributes.residual != Residual::none) run_residual(call, loop);

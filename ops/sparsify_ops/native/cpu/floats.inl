@@ -5,23 +5,23 @@ constexpr int64_t kTogether = 1;  // numbers in a word
 INLINE vf add_products(vf sum, vf a, float word) { return sum + a * word; }
 
 // scores[key][lane] becomes 2^(score - top); their sum is added to total.
-template <int NR>
+template <int NR, int From>
 INLINE void weigh(float* scores, int64_t count, const vf (&top)[NR], vf (&total)[NR]) {
   constexpr int L = NR * kWidth;
   vf sum[NR];
 #pragma GCC unroll 4
-  for (int j = 0; j < NR; ++j) sum[j] = vf{};
+  for (int j = From; j < NR; ++j) sum[j] = vf{};
 #pragma GCC unroll 2
   for (int64_t key = 0; key < count; ++key) {
 #pragma GCC unroll 4
-    for (int j = 0; j < NR; ++j) {
+    for (int j = From; j < NR; ++j) {
       const vf w = exp2v(load(scores + key * L + j * kWidth) - top[j]);
       store(scores + key * L + j * kWidth, w);
       sum[j] += w;
     }
   }
 #pragma GCC unroll 4
-  for (int j = 0; j < NR; ++j) total[j] += sum[j];
+  for (int j = From; j < NR; ++j) total[j] += sum[j];
 }
 
 // Queries are ready as they are.

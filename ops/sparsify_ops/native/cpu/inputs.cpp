@@ -71,7 +71,7 @@ void read_selection(const Tensor& indices, const Tensor& counts, Problem& p) {
   p.indices.data = static_cast<const int32_t*>(indices.data);
   const int64_t* n = counts.shape;
   int64_t(&step)[4] = p.counts.stride;
-  step[0] = n[0] == 1 ? 0 : n[1] * n[2], step[1] = n[1] == 1 ? 0 : n[2], step[2] = n[2] == 1 ? 0 : 1;
+  step[0] = n[0] == 1 ? 0 : product(n[1], n[2]), step[1] = n[1] == 1 ? 0 : n[2], step[2] = n[2] == 1 ? 0 : 1;
   p.counts.data = static_cast<const int32_t*>(counts.data);
 }
 

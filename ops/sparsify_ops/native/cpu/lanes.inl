@@ -13,6 +13,7 @@ struct Panel {
   float *qt, *ot;                // [dim][lanes]
   int32_t any_low, any_high;     // keys that some row may see
   int32_t safe_low, safe_high;   // keys that all rows may see
+  int32_t half_high;             // the last key that a row of the first half of the lanes may see
   bool started;                  // whether ot holds anything yet
 };
 
@@ -82,12 +83,12 @@ INLINE void prefetch_extras(const PanelJob& job, const Panel& panel, const int32
   }
 }
 
-template <int NR, class What>
+template <int NR, int From, class What>
 static void change_keys(const PanelJob& job, const Panel& panel, const What& what, const int32_t* keys, int64_t count,
                         const float* extras, float* scores, vf (&top)[NR]) {
   constexpr int L = NR * kWidth;
   vi low[NR], high[NR];
-  for (int j = 0; j < NR; ++j) {
+  for (int j = From; j < NR; ++j) {
     top[j] = splat(-kInf);
     low[j] = high[j] = vi{};
     if (!what.limits) continue;
@@ -98,7 +99,7 @@ static void change_keys(const PanelJob& job, const Panel& panel, const What& wha
     const vi key = vi{} + keys[at];
     const float addend = what.key_bias ? job.key_bias[keys[at]] : 0.0f;
 #pragma GCC unroll 4
-    for (int j = 0; j < NR; ++j) {
+    for (int j = From; j < NR; ++j) {
       vf x = load(scores + at * L + j * kWidth);
       if (what.cap > 0) x = soften(x, what.cap);
       if (what.key_bias) x = x + addend;

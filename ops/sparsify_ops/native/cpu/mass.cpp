@@ -195,8 +195,8 @@ void run(const Loop& loop, void (*body)(void*, size_t), int64_t count, Call& cal
 void predict_mass(const MassProblem& p, const Isa& isa, const Loop& loop) {
   constexpr int64_t kEnough = 1 << 21;  // multiply-adds of a piece, as in attention.cpp
   const Sizes& s = p.sizes;
+  if (product(s.batch, s.q_heads, p.q_blocks(), p.k_blocks()) == 0) return;
   const int64_t items = s.batch * s.q_heads * p.q_blocks();
-  if (items * p.k_blocks() == 0) return;
   Call call{p, isa, shared_tables};
   size_tables(p, call.tables);
   run(loop, run_table, s.batch * s.kv_heads, call);

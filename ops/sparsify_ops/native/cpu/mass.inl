@@ -75,7 +75,7 @@ static void mass_scores(const MassJob& job, const MassPanel& s, int64_t at, int6
   for (int j = 0; j < NR; ++j) ignored[j] = vf{};
   list_run(job, at, count, s.keys);
   for (int64_t i = 0; i < count; i += MR) {
-    score_tile<NR, MR, false>(s.keys + i, s.keys + i, s.qt, job.dim, scores + i * L, ignored);
+    score_tile<NR, MR, 0, false>(s.keys + i, s.keys + i, s.qt, job.dim, scores + i * L, ignored);
   }
   for (int64_t i = 0; i < count; ++i) {
     const float factor = job.key_factor ? job.key_factor[at + i] : 1.0f;

@@ -20,16 +20,16 @@ INLINE vf round_pairs(vf even, vf odd) {
 }
 
 // scores[key][lane] becomes 2^(score - top), then scores[pair][lane] the rounded pair of them.
-template <int NR>
+template <int NR, int From>
 INLINE void weigh(float* scores, int64_t count, const vf (&top)[NR], vf (&total)[NR]) {
   constexpr int L = NR * kWidth;
   if (count % 2) {
-    for (int j = 0; j < NR; ++j) store(scores + count * L + j * kWidth, splat(-kInf));
+    for (int j = From; j < NR; ++j) store(scores + count * L + j * kWidth, splat(-kInf));
   }
 #pragma GCC unroll 2
   for (int64_t key = 0; key < count; key += 2) {
 #pragma GCC unroll 4
-    for (int j = 0; j < NR; ++j) {
+    for (int j = From; j < NR; ++j) {
       const vf even = exp2v(load(scores + key * L + j * kWidth) - top[j]);
       const vf odd = exp2v(load(scores + (key + 1) * L + j * kWidth) - top[j]);
       store(scores + key / 2 * L + j * kWidth, round_pairs(even, odd));

@@ -114,7 +114,7 @@ static void finish_part(const PanelJob& job, const Panel& panel) {
 
 static void limit_panel(Panel& panel) {
   panel.any_low = panel.safe_high = INT32_MAX;
-  panel.any_high = panel.safe_low = INT32_MIN;
+  panel.any_high = panel.safe_low = panel.half_high = INT32_MIN;
   for (int64_t i = 0; i < kLanes; ++i) {
     const bool real = i < panel.count;
     const int32_t low = panel.low[i] = real ? panel.rows[i].low : INT32_MIN;
@@ -122,6 +122,7 @@ static void limit_panel(Panel& panel) {
     if (!real) continue;
     panel.any_low = low < panel.any_low ? low : panel.any_low;
     panel.any_high = high > panel.any_high ? high : panel.any_high;
+    if (i < kLanes / 2) panel.half_high = panel.any_high;
     panel.safe_low = low > panel.safe_low ? low : panel.safe_low;
     panel.safe_high = high < panel.safe_high ? high : panel.safe_high;
   }
@@ -140,43 +141,43 @@ static void start_panel(const PanelJob& job, int64_t first, Panel& panel) {
 }
 
 // Takes scores, with their maximum, into the running softmax and output.
-template <int NR, int MR>
+template <int NR, int MR, int From>
 INLINE void fold(const PanelJob& job, const Scratch& s, Panel& panel, int64_t from, int64_t count,
                  const vf (&top)[NR]) {
   vf base[NR], keep[NR], total[NR];
-  for (int j = 0; j < NR; ++j) {
+  for (int j = From; j < NR; ++j) {
     const vf before = load(panel.top + j * kWidth), now = larger(top[j], before);
     base[j] = choose(now == splat(-kInf), vf{}, now);  // a row that saw only -inf must not compute -inf - -inf
     keep[j] = exp2v(before - base[j]);
     total[j] = load(panel.total + j * kWidth) * keep[j];
     store(panel.top + j * kWidth, now);
   }
-  weigh<NR>(s.scores, count, base, total);
-  for (int j = 0; j < NR; ++j) store(panel.total + j * kWidth, total[j]);
-  add_values<NR, MR>(s.group.values + from / kTogether, words(count), s.scores, panel.ot, job.v_dim, keep,
+  weigh<NR, From>(s.scores, count, base, total);
+  for (int j = From; j < NR; ++j) store(panel.total + j * kWidth, total[j]);
+  add_values<NR, MR, From>(s.group.values + from / kTogether, words(count), s.scores, panel.ot, job.v_dim, keep,
                      !panel.started);
   panel.started = true;
 }
 
 // Scores of `count` listed keys; the last tile may compute more of them, which then do not count for the maximum.
-template <int NR, int MR>
+template <int NR, int MR, int From>
 INLINE void score_keys(const PanelJob& job, const Scratch& s, const Panel& panel, int64_t from, int64_t count,
                        bool fetch, vf (&top)[NR]) {
   constexpr int L = NR * kWidth;
   const float* const* keys = s.group.keys + from;
   const float* const* values = s.group.values + from;
-  for (int j = 0; j < NR; ++j) top[j] = splat(-kInf);
+  for (int j = From; j < NR; ++j) top[j] = splat(-kInf);
   if (fetch) {
     for (int64_t at = 0; at < count; at += MR)
-      score_tile<NR, MR, true>(keys + at, values + at, panel.qt, words(job.qk_dim), s.scores + at * L, top);
+      score_tile<NR, MR, From, true>(keys + at, values + at, panel.qt, words(job.qk_dim), s.scores + at * L, top);
   } else {
     for (int64_t at = 0; at < count; at += MR)
-      score_tile<NR, MR, false>(keys + at, values + at, panel.qt, words(job.qk_dim), s.scores + at * L, top);
+      score_tile<NR, MR, From, false>(keys + at, values + at, panel.qt, words(job.qk_dim), s.scores + at * L, top);
   }
   if (count % MR == 0) return;
-  for (int j = 0; j < NR; ++j) top[j] = splat(-kInf);
+  for (int j = From; j < NR; ++j) top[j] = splat(-kInf);
   for (int64_t at = 0; at < count; ++at) {
-    for (int j = 0; j < NR; ++j) top[j] = larger(load(s.scores + at * L + j * kWidth), top[j]);
+    for (int j = From; j < NR; ++j) top[j] = larger(load(s.scores + at * L + j * kWidth), top[j]);
   }
 }
 
@@ -187,8 +188,9 @@ struct Span {
   bool fetch;           // whether this panel is the first to read the rows
 };
 
-template <int NR, int MR>
-static void attend_keys(const PanelJob& job, const Scratch& s, Panel& panel, const Span& span, float cap) {
+// The vectors of lanes before From see none of these keys.
+template <int NR, int MR, int From>
+static void attend_span(const PanelJob& job, const Scratch& s, Panel& panel, const Span& span, float cap) {
   Changes what;
   what.elements = job.masked || job.biased;
   what.key_bias = job.key_bias != nullptr;
@@ -200,25 +202,47 @@ static void attend_keys(const PanelJob& job, const Scratch& s, Panel& panel, con
     if (extras == Extras::none) return;
   }
   vf top[NR];
-  score_keys<NR, MR>(job, s, panel, span.from, span.count, span.fetch, top);
+  score_keys<NR, MR, From>(job, s, panel, span.from, span.count, span.fetch, top);
   if (what.key_bias || cap > 0 || (what.elements && what.limits)) {
-    change_keys<NR>(job, panel, what, span.keys, span.count, s.extras, s.scores, top);
+    change_keys<NR, From>(job, panel, what, span.keys, span.count, s.extras, s.scores, top);
   } else if (extras == Extras::plain) {
-    change_keys<NR>(job, panel, OnlyPlain{}, span.keys, span.count, s.extras, s.scores, top);
+    change_keys<NR, From>(job, panel, OnlyPlain{}, span.keys, span.count, s.extras, s.scores, top);
   } else if (what.elements) {
-    change_keys<NR>(job, panel, OnlyElements{}, span.keys, span.count, s.extras, s.scores, top);
+    change_keys<NR, From>(job, panel, OnlyElements{}, span.keys, span.count, s.extras, s.scores, top);
   } else if (what.limits) {
-    change_keys<NR>(job, panel, OnlyLimits{}, span.keys, span.count, s.extras, s.scores, top);
+    change_keys<NR, From>(job, panel, OnlyLimits{}, span.keys, span.count, s.extras, s.scores, top);
   }
-  fold<NR, MR>(job, s, panel, span.from, span.count, top);
+  fold<NR, MR, From>(job, s, panel, span.from, span.count, top);
+}
+
+// How many keys of a span come before those that only the second half of the lanes sees, as under a causal mask. Keys
+// with extras are not told apart.
+INLINE int64_t seen_by_half(const PanelJob& job, const Panel& panel, const Span& span) {
+  constexpr int64_t kLeast = 16;  // of such keys, to be worth a step of their own; whole tiles and words
+  if (!job.limited || job.masked || job.biased) return span.count;
+  int64_t from = span.count;
+  while (from > 0 && span.keys[from - 1] > panel.half_high) --from;
+  from = (from + kLeast - 1) / kLeast * kLeast;
+  return from + kLeast <= span.count && (from > 0 || panel.started) ? from : span.count;
+}
+
+template <int NR, int MR>
+static void attend_keys(const PanelJob& job, const Scratch& s, Panel& panel, const Span& span, float cap) {
+  if constexpr (NR == 4) {
+    const int64_t early = seen_by_half(job, panel, span), late = span.count - early;
+    if (early) attend_span<4, MR, 0>(job, s, panel, {span.keys, span.from, early, span.fetch}, cap);
+    if (late) attend_span<4, SPARSIFY_MR2, 2>(job, s, panel, {span.keys + early, span.from + early, late, span.fetch}, cap);
+  } else {
+    attend_span<NR, MR, 0>(job, s, panel, span, cap);
+  }
 }
 
 template <int NR, int MR>
 static void attend_pseudo(const PanelJob& job, const Scratch& s, Panel& panel, const Span& span, float cap) {
   vf top[NR];
-  score_keys<NR, MR>(job, s, panel, 0, span.count, span.fetch, top);
+  score_keys<NR, MR, 0>(job, s, panel, 0, span.count, span.fetch, top);
   change_pseudo<NR>(job, panel, span.from, span.count, cap, s.scores, top);
-  fold<NR, MR>(job, s, panel, 0, span.count, top);
+  fold<NR, MR, 0>(job, s, panel, 0, span.count, top);
 }
 
 template <int NR>

@@ -26,6 +26,13 @@ struct Attributes {
   int64_t residual_block = 0;
 };
 
+// How many elements so many dimensions have. Where one is 0, the others may be of any size: their product then wraps
+// around, which is of no consequence, instead of overflowing.
+template <class... Dimensions>
+int64_t product(Dimensions... n) {
+  return static_cast<int64_t>((uint64_t{1} * ... * static_cast<uint64_t>(n)));
+}
+
 struct Sizes {
   int64_t batch, q_heads, kv_heads, q_len, k_len, qk_dim, v_dim;
 };

@@ -15,7 +15,7 @@ struct Rows {
   const float* scores;
   int64_t batch, heads, q_blocks, k_blocks;
   View<int64_t> counts;  // null where a share is wanted
-  int64_t size() const { return batch * heads * q_blocks; }
+  int64_t size() const { return product(batch, heads, q_blocks); }
   // The count of a row, between 1 and all.
   int64_t count(int64_t row) const;
 };

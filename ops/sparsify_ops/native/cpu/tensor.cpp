@@ -49,13 +49,13 @@ void broadcast(const Tensor& t, const int64_t (&to)[4], const char* name, int64_
                     ".");
     }
     stride[3 - i] = n == 1 ? 0 : step;
-    step *= n;
+    step = product(step, n);
   }
 }
 
 int64_t Tensor::size() const {
   int64_t n = 1;
-  for (size_t i = 0; i < rank; ++i) n *= shape[i];
+  for (size_t i = 0; i < rank; ++i) n = product(n, shape[i]);
   return n;
 }
 
