@@ -56,7 +56,7 @@ ROUNDS = 2_000_000
 READ_BYTES = 256 * 2**20
 """Bytes that one look at the memory reads."""
 
-_MISSING = "not available on this processor"
+_MISSING = "not used on this processor"
 _NO_COMPILER = "no C compiler found"
 
 

@@ -80,7 +80,7 @@ def _answered(name: str, question: Callable[[], str]) -> Check:
 def instruction_set(*, bfloat16: bool = False) -> str:
     """The instruction set level that the CPU library chose, as the library itself says.
 
-    `bfloat16` asks for that arithmetic: "avx512bf16" where the processor has it.
+    `bfloat16` asks for that arithmetic: "avx512bf16" where the processor is faster at it.
 
     Raises:
         SparsifyError: the library is missing or does not load.

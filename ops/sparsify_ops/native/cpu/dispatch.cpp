@@ -53,9 +53,12 @@ const Isa& choose(const char* wanted) {
   throw Failure("The kernels of ai.sparsify need at least x86-64-v2 (SSE4.2), which this processor does not have.");
 }
 
+// On AMD's cores (Zen 4, Zen 5) VDPBF16PS does twice the work of an FMA in its time. On Intel's it has half of the
+// FMA's rate (measured: 54 against 114 GFLOP/s of a core), and the kernel took 1.5 to 2 times that of float32.
 const Isa& in_bfloat16(const Isa& isa) {
 #if defined(__x86_64__) || defined(_M_X64)
-  if (&isa == &kIsaAvx512 && __builtin_cpu_supports("avx512bf16")) return kIsaAvx512Bf16;
+  const bool fast = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_is("amd");
+  if (&isa == &kIsaAvx512 && fast) return kIsaAvx512Bf16;
 #endif
   return isa;
 }
