@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsify import plugins
+from sparsify.devices import device_named
 from sparsify.errors import SparsifyError
 from sparsify.feeds import Feeds, load_data, stand_ins
 from sparsify.find import find_sites
@@ -99,7 +99,7 @@ def optimize(
     findings = find_sites(loaded)
     progress(STEPS[2])
     request = Request(tuple(map(parse_spec, patterns)), residual, max_length)
-    plan = make_plan(loaded, findings, request, plugins.get("devices", device))
+    plan = make_plan(loaded, findings, request, device_named(device))
     needed = max(1, len(findings.sites)) if required == "all" else int(required)
     write = target is not None and sum(d.replaced for d in plan.decisions) >= needed
     return _carry_out(

@@ -186,7 +186,7 @@ def plan(
     device: str,
 ) -> None:
     """Decide about every site of MODEL; -o PLAN.json keeps the decisions for `apply`."""
-    from sparsify import plugins
+    from sparsify.devices import device_named
     from sparsify.find import find_sites
     from sparsify.model import load
     from sparsify.plan import Request, make_plan
@@ -201,7 +201,7 @@ def plan(
         progress("finding attention")
         findings = find_sites(loaded)
         progress("planning")
-        made = make_plan(loaded, findings, request, plugins.get("devices", device))
+        made = make_plan(loaded, findings, request, device_named(device))
     show_plan(out, made)
     if output is not None:
         write_text(output, made.to_json())

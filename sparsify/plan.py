@@ -11,9 +11,10 @@ from sparsify.errors import SparsifyError
 from sparsify.explain import positions
 from sparsify.grids import grid_of
 from sparsify.model import Model
-from sparsify.pattern import Grid, Pattern
-from sparsify.plugins import Device, Workload, unknown
+from sparsify.pattern import Pattern
+from sparsify.plugins import Device, unknown
 from sparsify.site import Findings, Site
+from sparsify.site_work import exact_work, grid_at, pattern_work
 from sparsify.spec import PatternSpec, make_pattern, parse_spec
 
 PLAN_VERSION = 1
@@ -162,7 +163,7 @@ def _requested(
         residual, reason = "mean", f"{reason}; iso is not defined with a softcap, so mean"
     density = known_density(pattern, site)
     if device is not None:
-        doubt = _does_not_pay(device, site, pattern, density, residual)
+        doubt = _does_not_pay(device, site, pattern, residual)
         if doubt is not None:
             return replace(exact, reason=doubt)
     return replace(
@@ -200,61 +201,25 @@ def known_density(pattern: Pattern, site: Site) -> float | None:
         if isinstance(density, tuple):
             return sum(density) / len(density)
         return density
-    grid = _grid(pattern, site)
-    if grid is None:
+    exact = exact_work(site)
+    if exact is None:
         return None
+    grid = grid_at(pattern, site, exact)
     kept = grid_of(pattern, grid) & grid.permitted()  # type: ignore[arg-type]
     return float(kept.mean() / grid.permitted().mean())
 
 
-def _grid(pattern: Pattern, site: Site) -> Grid | None:
-    if site.q_length is None or site.k_length is None:
-        return None
-    return Grid(
-        heads=site.q_heads or 1,
-        kv_heads=site.kv_heads or 1,
-        q_len=site.q_length,
-        k_len=site.k_length,
-        q_block=pattern.q_block,
-        k_block=pattern.k_block,
-        causal=site.causal,
-    )
-
-
-def _does_not_pay(
-    device: Device, site: Site, pattern: Pattern, density: float | None, residual: str
-) -> str | None:
+def _does_not_pay(device: Device, site: Site, pattern: Pattern, residual: str) -> str | None:
     """Why the exact operator is the better choice, where sizes are known well enough to tell."""
-    if density is None or site.q_length is None or site.k_length is None:
+    dense, sparse = exact_work(site), pattern_work(site, pattern, residual)
+    if dense is None or sparse is None:
         return None
-    dense = _workload(site, 1.0)
-    sparse = replace(
-        dense,
-        q_block=pattern.q_block,
-        k_block=pattern.k_block,
-        density=density,
-        residual=residual != "none",
-        dynamic=is_dynamic(pattern),
-    )
-    before, after = device.seconds(dense), device.seconds(sparse)
+    before, after = device.cost(dense).seconds, device.cost(sparse).seconds
     if after < before:
         return None
     return (
         f"kept dense: on {device.name} the pattern is predicted to take {after * 1e3:.2f} ms "
         f"a call, computing every score {before * 1e3:.2f} ms"
-    )
-
-
-def _workload(site: Site, density: float) -> Workload:
-    return Workload(
-        batch=site.batch or 1,
-        heads=site.q_heads or 1,
-        kv_heads=site.kv_heads or site.q_heads or 1,
-        q_length=site.q_length or 1,
-        k_length=site.k_length or 1,
-        head_dim=site.head_dim or 64,
-        value_dim=site.value_dim or site.head_dim or 64,
-        density=density,
     )
 
 

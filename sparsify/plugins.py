@@ -7,7 +7,6 @@ as anybody's. Nothing is imported before a name is asked for.
 import difflib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +17,7 @@ from onnx import FunctionProto
 from sparsify.errors import SparsifyError
 from sparsify.site import Refusal, Site
 from sparsify.view import Scope
+from sparsify.workload import Cost, Workload
 
 log = logging.getLogger(__name__)
 
@@ -79,31 +79,17 @@ class Kernel(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Workload:
-    """One attention as a device sees it; lengths in tokens, `density` the kept share of scores."""
-
-    batch: int
-    heads: int
-    kv_heads: int
-    q_length: int
-    k_length: int
-    head_dim: int
-    value_dim: int
-    q_block: int = 64
-    k_block: int = 64
-    density: float = 1.0
-    residual: bool = False
-    dynamic: bool = False
-
-
 class Device(Protocol):
-    """Predicts what an attention costs on a machine."""
+    """Predicts what an attention costs on a machine.
+
+    A device may also have `dense(work: MatrixWork) -> Cost`, for the rest of a model, and
+    `with_numbers(name, given, where) -> Device`, itself with numbers of a user's TOML file.
+    """
 
     @property
     def name(self) -> str: ...
-    def seconds(self, workload: Workload) -> float:
-        """Predicted seconds of one call, selection included."""
+    def cost(self, workload: Workload) -> Cost:
+        """Seconds and joules of one call, selection included."""
         ...
 
 

@@ -7,8 +7,8 @@ from graphs import Form, feeds_of, model_of, save
 
 from sparsify import find_sites, load
 from sparsify.plan import Request, make_plan
-from sparsify.plugins import Workload
 from sparsify.spec import parse_spec
+from sparsify.workload import SelectorWork, Workload, at_density
 from sparsify_hw.host import HOST, Rates
 
 LONG = Workload(1, 6, 6, 4096, 4096, 64, 64)
@@ -23,13 +23,17 @@ def rates(monkeypatch):
 def test_dense_time_is_multiply_adds_at_the_rate(rates):
     macs = 6 * 4096 * 4096 * (64 + 64)
     blocks = 6 * 64 * 64
-    assert HOST.seconds(LONG) == pytest.approx(macs * 2e-11 + blocks * 1e-6)
+    cost = HOST.cost(LONG)
+    assert cost.seconds == pytest.approx(macs * 2e-11 + blocks * 1e-6)
+    assert cost.joules > 0
 
 
 def test_less_density_is_less_time_and_residual_and_selection_cost(rates):
-    sparse = replace(LONG, density=0.2, k_block=16)
-    assert HOST.seconds(sparse) < HOST.seconds(replace(sparse, residual=True))
-    assert HOST.seconds(sparse) < HOST.seconds(replace(sparse, dynamic=True)) < HOST.seconds(LONG)
+    sparse = at_density(replace(LONG, k_block=16), 0.2)
+    chosen = replace(sparse, selector=SelectorWork(10**8, 10**6, 10**5, 2))
+    least = HOST.cost(sparse).seconds
+    assert least < HOST.cost(replace(sparse, residual="mean")).seconds
+    assert least < HOST.cost(chosen).seconds < HOST.cost(LONG).seconds
 
 
 def test_a_pattern_that_does_not_pay_is_kept_dense_and_says_so(rates, tmp_path):

@@ -1,9 +1,10 @@
 """This machine as a device: attention at a rate measured here, plus a fixed cost per key block.
 
 The rates are timed once per process on small calls of the operator itself, so they include whatever
-instruction set, thread count and library are in force. `seconds` answers for one call of one site.
+instruction set, thread count and library are in force. `cost` answers for one call of one site.
 """
 
+import os
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,21 +15,15 @@ from onnx import TensorProto, helper
 
 from sparsify import plugins, runtime
 from sparsify.feeds import Feeds
-from sparsify.plugins import Workload
+from sparsify.workload import Cost, Workload, cost_of
+from sparsify_hw.numbers import numbers_of
 
 _LENGTH, _HEADS, _DIM = 1024, 4, 64
 _BLOCK = 64
 _REPEATS = 5
 
-SELECTION_SHARE = 1.0
-"""Cost of choosing blocks, per score of a group mean, relative to a score computed exactly.
-
-Measured on mean_key at 4097 tokens, 6 heads of 64: 6.5 % of dense attention at blocks of 16 keys,
-where the group scores are 1/16 of all.
-"""
-
-SELECTION_SECONDS = 60e-6
-"""Fixed cost of the nodes that choose blocks, a call: measured on mean_key at 16 tokens."""
+SELECTOR_SECONDS = 30e-6
+"""Fixed cost of an operator that chooses blocks, a call: measured on mean_key at 16 tokens."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +40,21 @@ class Host:
 
     name: str = "host"
 
-    def seconds(self, workload: Workload) -> float:
-        """Predicted seconds of one call, selection included."""
-        rates = measured()
-        scores = workload.batch * workload.heads * workload.q_length * workload.k_length
-        per_score = workload.head_dim + workload.value_dim
-        groups = scores / workload.k_block
-        kept = scores * workload.density
-        extra = groups if workload.residual else 0.0
-        chosen = groups * SELECTION_SHARE if workload.dynamic else 0.0
-        call = SELECTION_SECONDS if workload.dynamic else 0.0
-        blocks = kept / (workload.q_block * workload.k_block)
-        return (kept + extra + chosen) * per_score * rates.per_mac + blocks * rates.per_block + call
+    def cost(self, workload: Workload) -> Cost:
+        """Seconds and joules of one call; the energy is an estimate."""
+        rates, w = measured(), workload
+        each, selector = rates.per_mac, w.selector
+        chosen = (selector.macs + selector.scores) * each + selector.calls * SELECTOR_SECONDS
+        extra = w.groups * w.q_block * (w.head_dim + w.value_dim) * each
+        parts = {
+            "qk": w.scores * w.head_dim * each,
+            "pv": w.scores * w.value_dim * each,
+            "residual": extra,
+            "selector": chosen,
+            "overhead": w.kept_keys / w.k_block * rates.per_block,
+        }
+        watts = numbers_of("host")["core_watts"].value * (os.cpu_count() or 1)
+        return cost_of(parts, sum(parts.values()) * watts)
 
 
 HOST = Host()

@@ -1,0 +1,144 @@
+"""What one site asks of a device: its sizes and which keys are computed, as a workload."""
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from sparsify.grids import grid_of
+from sparsify.pattern import DynamicPattern, Grid, Pattern
+from sparsify.site import Site
+from sparsify.workload import SelectorWork, Workload
+
+_DTYPES: dict[int, str] = {
+    TensorProto.FLOAT: "float32",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.BFLOAT16: "bfloat16",
+}
+
+_HEADS, _HEAD_DIM = 1, 64
+"""What is assumed where the graph does not tell."""
+
+Ints = npt.NDArray[np.int64]
+
+
+def exact_work(site: Site, length: int | None = None) -> Workload | None:
+    """The site with every permitted score computed; None where no length is known.
+
+    `length` stands in, in tokens, where the graph leaves the length of queries and keys open.
+    """
+    q_length, k_length = site.q_length or length, site.k_length or length
+    if q_length is None or k_length is None:
+        return None
+    head_dim = site.head_dim or site.value_dim or _HEAD_DIM
+    work = Workload(
+        batch=site.batch or 1,
+        heads=site.q_heads or site.kv_heads or _HEADS,
+        kv_heads=site.kv_heads or site.q_heads or _HEADS,
+        q_length=q_length,
+        k_length=k_length,
+        head_dim=head_dim,
+        value_dim=site.value_dim or head_dim,
+        dtype=_DTYPES.get(site.element_type, "float32"),
+        bias=any(mask.kind == "add" or mask.fills for mask in site.masks),
+    )
+    if not site.causal and site.left_window < 0:
+        return work
+    return replace(work, kept=_histogram(_seen(site, work)[None, :], work))
+
+
+def pattern_work(
+    site: Site, pattern: Pattern, residual: str, length: int | None = None
+) -> Workload | None:
+    """The site with a pattern's selection; None where lengths or density are not known yet.
+
+    Raises:
+        SparsifyError: the pattern does not fit the grid.
+    """
+    exact = exact_work(site, length)
+    if exact is None:
+        return None
+    work = replace(
+        exact,
+        kept=(),
+        q_block=pattern.q_block,
+        k_block=pattern.k_block,
+        residual=residual,
+        residual_block=pattern.k_block if pattern.k_block > 1 else exact.k_block,
+    )
+    grid = grid_at(pattern, site, work)
+    blocks = _chosen(pattern, grid)
+    if blocks is None:
+        return None
+    keys = np.minimum(blocks * work.k_block, _seen(site, work)[None, :])
+    return replace(work, kept=_histogram(keys, work), selector=_selector(pattern, grid, work))
+
+
+def grid_at(pattern: Pattern, site: Site, work: Workload) -> Grid:
+    """The grid of a pattern's blocks at the lengths of a workload."""
+    return Grid(
+        heads=work.heads,
+        kv_heads=work.kv_heads,
+        q_len=work.q_length,
+        k_len=work.k_length,
+        q_block=pattern.q_block,
+        k_block=pattern.k_block,
+        offset=_offset(site, work),
+        causal=site.causal,
+    )
+
+
+def _chosen(pattern: Pattern, grid: Grid) -> Ints | None:
+    """How many key blocks each query block keeps: `[heads or 1, q_blocks]`."""
+    if not isinstance(pattern, DynamicPattern):
+        kept: Ints = (grid_of(pattern, grid) & grid.permitted()).sum(axis=-1, dtype=np.int64)
+        return kept
+    density = getattr(pattern, "density", None)
+    if density is None:
+        return None
+    shares = np.atleast_1d(np.asarray(density, dtype=float))[:, None]
+    counts = np.rint(shares * grid.permitted().sum(axis=-1)[None, :])
+    chosen: Ints = np.maximum(counts, 1).astype(np.int64)
+    return chosen
+
+
+def _seen(site: Site, work: Workload) -> Ints:
+    """How many keys the last query of each block may see by position, and the first not before."""
+    first = np.arange(-(-work.q_length // work.q_block)) * work.q_block
+    last = np.minimum(first + work.q_block, work.q_length) - 1
+    first, last = first + _offset(site, work), last + _offset(site, work)
+    end = last + 1 if site.causal else np.full_like(last, work.k_length)
+    begin = first - site.left_window if site.left_window >= 0 else np.zeros_like(first)
+    return np.asarray(np.clip(end, 1, work.k_length) - np.clip(begin, 0, work.k_length - 1))
+
+
+def _offset(site: Site, work: Workload) -> int:
+    """Position of query 0 among the keys, where it is known before running."""
+    return max(0, work.k_length - work.q_length) if site.bottom_right else 0
+
+
+def _histogram(keys: Ints, work: Workload) -> tuple[tuple[int, int], ...]:
+    """Count query blocks by their keys; rows of one head stand for all heads and batches."""
+    times = work.batch * work.heads // keys.shape[0]
+    values, counts = np.unique(np.clip(keys, 0, work.k_length), return_counts=True)
+    return tuple((int(v), int(c) * times) for v, c in zip(values, counts, strict=True))
+
+
+def _selector(pattern: Pattern, grid: Grid, work: Workload) -> SelectorWork:
+    """What a dynamic pattern says that choosing takes; else a score for every mean of a block."""
+    if not isinstance(pattern, DynamicPattern):
+        return SelectorWork()
+    told = getattr(pattern, "work", None)
+    if told is not None:
+        each: SelectorWork = told(grid, work.head_dim)
+    else:
+        scores = grid.heads * grid.q_len * grid.k_blocks
+        choices = grid.heads * grid.q_blocks * grid.k_blocks
+        each = SelectorWork(scores * work.head_dim, scores, choices, calls=2)
+    return replace(
+        each,
+        macs=each.macs * work.batch,
+        scores=each.scores * work.batch,
+        choices=each.choices * work.batch,
+    )

@@ -1,0 +1,201 @@
+"""What a device is asked and what it answers: the work of one attention, and its cost in parts.
+
+Sizes are in tokens and elements, times in seconds, energies in joules.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from sparsify.errors import SparsifyError
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of one element, for each type that an attention may have."""
+
+RESIDUALS = ("none", "mean", "iso")
+"""What keys contribute that a selection leaves out."""
+
+PARTS = (
+    "qk",
+    "softmax",
+    "pv",
+    "selector",
+    "residual",
+    "memory",
+    "overhead",
+    "imbalance",
+)
+"""The parts of a cost. `memory` is the time that reading and writing adds to computing; `overhead`
+that of calls, launches and lists; `imbalance` that of workers who wait for the slowest."""
+
+
+@dataclass(frozen=True)
+class SelectorWork:
+    """What choosing the blocks of one call takes, over all batches and heads.
+
+    `macs` are multiply-adds of numbers of `bits` bits, `scores` predicted scores that go through a
+    softmax, `choices` masses of blocks among which is chosen, `calls` operators that run.
+    """
+
+    macs: int = 0
+    scores: int = 0
+    choices: int = 0
+    calls: int = 0
+    bits: int = 32
+
+
+NO_SELECTOR = SelectorWork()
+"""The work of a selection that is stored in the file."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One call of one attention.
+
+    Lengths are in tokens. `kept` is a histogram over all query blocks of all batches and heads:
+    pairs of how many keys a query block computes and how many query blocks do; without it, every
+    query block computes every key. `bias` tells whether a number is added to every score.
+    `residual_block` is the size of the groups through which left-out keys contribute.
+
+    Raises:
+        SparsifyError: a size that is not positive, or a histogram of other query blocks.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    q_length: int
+    k_length: int
+    head_dim: int
+    value_dim: int
+    dtype: str = "float32"
+    q_block: int = 64
+    k_block: int = 64
+    kept: tuple[tuple[int, int], ...] = ()
+    bias: bool = False
+    residual: str = "none"
+    residual_block: int = 64
+    selector: SelectorWork = NO_SELECTOR
+
+    def __post_init__(self) -> None:
+        sizes = {name: value for name, value in vars(self).items() if type(value) is int}
+        for name, value in sizes.items():
+            if value < 1:
+                raise SparsifyError(f"workload: {name} is {value}; give a positive number")
+        if self.dtype not in ITEM_BYTES:
+            raise SparsifyError(f"workload: no type {self.dtype!r}; known: {', '.join(ITEM_BYTES)}")
+        if self.residual not in RESIDUALS:
+            known = ", ".join(RESIDUALS)
+            raise SparsifyError(f"workload: no residual {self.residual!r}; known: {known}")
+        self._check_histogram()
+
+    def _check_histogram(self) -> None:
+        keys = [keys for keys, _ in self.kept]
+        if self.kept and not 0 <= min(keys) <= max(keys) <= self.k_length:
+            raise SparsifyError(
+                f"workload: query blocks of {min(keys)} to {max(keys)} of {self.k_length} keys; "
+                "give counts between 0 and all"
+            )
+        blocks = sum(blocks for _, blocks in self.kept)
+        if self.kept and (blocks != self.blocks or min(b for _, b in self.kept) < 1):
+            raise SparsifyError(
+                f"workload: a histogram of {blocks} query blocks; there are {self.blocks}"
+            )
+
+    @property
+    def blocks(self) -> int:
+        """Number of query blocks, over all batches and heads; the last of a head may be short."""
+        return self.batch * self.heads * -(-self.q_length // self.q_block)
+
+    @property
+    def histogram(self) -> tuple[tuple[int, int], ...]:
+        """`kept`, or all keys for every query block."""
+        return self.kept or ((self.k_length, self.blocks),)
+
+    @property
+    def kept_keys(self) -> int:
+        """Keys that are computed, counted once for every query block."""
+        return sum(keys * blocks for keys, blocks in self.histogram)
+
+    @property
+    def density(self) -> float:
+        """The share of the scores that is computed."""
+        return self.kept_keys / (self.k_length * self.blocks)
+
+    @property
+    def scores(self) -> float:
+        """Scores that are computed, over all batches and heads."""
+        return self.batch * self.heads * self.q_length * self.k_length * self.density
+
+    @property
+    def groups(self) -> float:
+        """Groups of left-out keys, counted once for every query block; 0 without a residual."""
+        if self.residual == "none":
+            return 0.0
+        return (self.k_length * self.blocks - self.kept_keys) / self.residual_block
+
+    @property
+    def macs(self) -> float:
+        """Multiply-adds of the computed scores and of the values that they weigh."""
+        return self.scores * (self.head_dim + self.value_dim)
+
+    @property
+    def io_bytes(self) -> int:
+        """Bytes of query, key, value and output, each counted once."""
+        dims = self.head_dim + self.value_dim
+        rows = self.heads * self.q_length + self.kv_heads * self.k_length
+        return self.batch * rows * dims * ITEM_BYTES[self.dtype]
+
+    def dense(self) -> "Workload":
+        """The same attention with every score computed, so that nothing is selected or left out."""
+        return replace(self, kept=(), residual="none", selector=NO_SELECTOR)
+
+
+@dataclass(frozen=True)
+class MatrixWork:
+    """Work of a model beside its attentions: `macs` multiply-adds, `io_bytes` read and written."""
+
+    macs: float
+    io_bytes: float
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a device takes: `seconds` of one call, and an estimate of its energy in `joules`.
+
+    `bound` says what holds it up: "compute", "memory" or "overhead". `parts` divides the seconds
+    by `PARTS`; a device that cannot tell them leaves it empty.
+    """
+
+    seconds: float
+    joules: float
+    bound: str
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+def cost_of(parts: Mapping[str, float], joules: float) -> Cost:
+    """Add parts up, in seconds, and tell what holds the work up."""
+    groups = {
+        "memory": parts.get("memory", 0.0),
+        "overhead": parts.get("overhead", 0.0) + parts.get("imbalance", 0.0),
+    }
+    seconds = math.fsum(parts.values())
+    groups["compute"] = seconds - sum(groups.values())
+    return Cost(seconds, joules, max(groups, key=lambda name: groups[name]), dict(parts))
+
+
+def at_density(workload: Workload, density: float) -> Workload:
+    """The workload with a share of its key blocks computed, as evenly as whole blocks allow.
+
+    Raises:
+        SparsifyError: the density is not above 0 and at most 1.
+    """
+    if not 0 < density <= 1:
+        raise SparsifyError(f"density {density:g}: give a number above 0, at most 1")
+    k_block, blocks = workload.k_block, workload.blocks
+    columns = -(-workload.k_length // k_block)
+    least, more = divmod(max(round(density * columns * blocks), blocks), blocks)
+    counts = ((least, blocks - more), (least + 1, more))
+    kept = tuple((min(n * k_block, workload.k_length), rows) for n, rows in counts if rows)
+    return replace(workload, kept=kept)

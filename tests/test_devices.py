@@ -1,0 +1,168 @@
+"""Devices and their numbers: every number has a source, none beats its own datasheet."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsify.devices import device_named
+from sparsify.errors import SparsifyError
+from sparsify.workload import (
+    ITEM_BYTES,
+    PARTS,
+    MatrixWork,
+    SelectorWork,
+    Workload,
+    at_density,
+)
+from sparsify_hw.numbers import BASES, QUANTITIES, table
+
+MODELS = sorted(set(table()) - {"host"})
+"""Devices that are nothing but their numbers."""
+
+GPUS = ("a100", "h100", "h200", "l4", "rtx4090", "orin")
+
+workloads = st.builds(
+    lambda heads, group, q, k, dim, dtype, density, residual: at_density(
+        Workload(
+            1,
+            heads * group,
+            heads,
+            q,
+            k,
+            dim,
+            dim,
+            dtype,
+            residual=residual if density < 1 else "none",
+        ),
+        density,
+    ),
+    heads=st.integers(1, 16),
+    group=st.sampled_from([1, 4]),
+    q=st.sampled_from([1, 16, 77, 1024, 4096]),
+    k=st.sampled_from([64, 1000, 4096, 65536]),
+    dim=st.sampled_from([32, 64, 128]),
+    dtype=st.sampled_from(sorted(ITEM_BYTES)),
+    density=st.sampled_from([0.05, 0.3, 1.0]),
+    residual=st.sampled_from(["none", "mean", "iso"]),
+)
+
+
+def test_every_number_says_where_it_comes_from():
+    rows = [row for numbers in table().values() for row in numbers.values()]
+    assert len(rows) > 80
+    for row in rows:
+        assert row.basis in BASES[:-1]
+        assert len(row.source) > 8
+        assert row.date[:4].isdigit()
+
+
+def test_every_quantity_is_used_and_has_a_unit():
+    used = {name for numbers in table().values() for name in numbers}
+    assert used == set(QUANTITIES)
+
+
+def test_an_h100_multiplies_dense_matrices_at_989():
+    """The sheet's 1979 TFLOP/s counts zeros of structured sparsity."""
+    assert table()["h100"]["bfloat16_flops"].value == 989.4e12
+
+
+@pytest.mark.parametrize("name", GPUS)
+@given(work=workloads)
+def test_no_gpu_beats_its_datasheet(name, work):
+    numbers = {n: row.value for n, row in table()[name].items()}
+    cost = device_named(name).cost(work)
+    assert 2 * work.macs / cost.seconds <= numbers[f"{work.dtype}_flops"] * (1 + 1e-9)
+    read = work.io_bytes if work.density == 1 else 0
+    assert read / cost.seconds <= numbers["memory_bandwidth"] * (1 + 1e-9)
+    assert cost.joules <= numbers["watts"] * cost.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(work=workloads)
+def test_parts_are_named_and_add_up(name, work):
+    cost = device_named(name).cost(work)
+    assert set(cost.parts) <= set(PARTS)
+    assert min(cost.parts.values()) >= -1e-12
+    assert math.isclose(sum(cost.parts.values()), cost.seconds)
+    assert cost.joules > 0
+    assert cost.bound in ("compute", "memory", "overhead")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_less_is_faster_and_choosing_costs(name):
+    device = device_named(name)
+    dense = Workload(1, 16, 16, 16384, 16384, 64, 64, "float16")
+    sparse = at_density(dense, 0.1)
+    chosen = replace(sparse, selector=SelectorWork(10**10, 10**8, 10**6, 2))
+    assert device.cost(sparse).seconds < 0.5 * device.cost(dense).seconds
+    assert device.cost(sparse).joules < device.cost(dense).joules
+    assert device.cost(sparse).seconds <= device.cost(chosen).seconds
+    assert device.cost(sparse).joules < device.cost(chosen).joules
+
+
+def test_a_token_reads_the_keys_at_the_rate_of_the_memory():
+    """One query per head: nothing is computed twice, so memory decides."""
+    work = Workload(1, 32, 8, 1, 65536, 128, 128, "bfloat16")
+    cost = device_named("h100").cost(work)
+    assert cost.bound == "memory"
+    assert cost.seconds == pytest.approx(work.io_bytes / 3.35e12, rel=0.1)
+
+
+def test_unbalanced_rows_take_longer_at_equal_density():
+    """A few long rows keep one multiprocessor busy while the others wait."""
+    even = Workload(1, 1, 1, 16896, 16896, 64, 64, "float16", kept=((1024, 264),))
+    odd = replace(even, kept=((512, 256), (16896, 8)))
+    cost = device_named("tensorcore-sparse").cost
+    assert odd.density == pytest.approx(even.density, rel=0.02)
+    assert cost(even).parts["imbalance"] < 0.2 * cost(even).seconds
+    assert cost(odd).seconds > 3 * cost(even).seconds
+    assert cost(odd).parts["imbalance"] > 0.5 * cost(odd).seconds
+
+
+def test_a_file_changes_numbers_of_a_device(tmp_path):
+    file = tmp_path / "half.toml"
+    file.write_text('name = "half"\nlike = "h100"\nmemory_bandwidth = 1.675e12\n', encoding="utf-8")
+    device = device_named(str(file))
+    work = MatrixWork(1.0, 1e12)
+    assert device.name == "half"
+    assert device.dense(work).seconds == pytest.approx(2 * device_named("h100").dense(work).seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("like = ", "not TOML"),
+        ("memory_bandwidth = 1e12", "say which device it is like"),
+        ('like = "h10"', "did you mean 'h100'"),
+        ('like = "h100"\nmemory_bandwidth = -1', "memory_bandwidth is -1; give a positive number"),
+        ('like = "h100"\nmemory_bandwidth = 0', "give a positive number"),
+        ('like = "h100"\nmemory_bandwidth = nan', "give a number (bytes/s from memory)"),
+        ('like = "h100"\nmemory_bandwidth = "fast"', "give a number"),
+        ('like = "h100"\nefficiency = 1.5', "give at most 1"),
+        ('like = "h100"\nmemory_bandwith = 1', "did you mean 'memory_bandwidth'"),
+    ],
+)
+def test_nonsense_in_a_file_is_one_clear_line(text, says, tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(SparsifyError) as caught:
+        device_named(str(file))
+    assert says in str(caught.value)
+    assert "my.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_an_unknown_device_are_one_clear_line(tmp_path):
+    with pytest.raises(SparsifyError, match="cannot be read"):
+        device_named(str(tmp_path / "none.toml"))
+    with pytest.raises(SparsifyError, match="did you mean 'h100'"):
+        device_named("h10")
+
+
+@pytest.mark.parametrize("density", [0, -0.5, 1.5, math.nan])
+def test_a_density_is_a_share(density):
+    with pytest.raises(SparsifyError, match="above 0, at most 1"):
+        at_density(Workload(1, 1, 1, 64, 64, 64, 64), density)
