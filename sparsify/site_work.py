@@ -43,7 +43,7 @@ def exact_work(site: Site, length: int | None = None) -> Workload | None:
         dtype=_DTYPES.get(site.element_type, "float32"),
         bias=any(mask.kind == "add" or mask.fills for mask in site.masks),
     )
-    if not site.causal and site.left_window < 0:
+    if not site.causal and max(site.left_window, site.right_window) < 0:
         return work
     return replace(work, kept=_histogram(_seen(site, work)[None, :], work))
 
@@ -68,10 +68,10 @@ def pattern_work(
         residual_block=pattern.k_block if pattern.k_block > 1 else exact.k_block,
     )
     grid = grid_at(pattern, site, work)
-    blocks = _chosen(pattern, grid)
-    if blocks is None:
+    chosen = _chosen(pattern, grid)
+    if chosen is None:
         return None
-    keys = np.minimum(blocks * work.k_block, _seen(site, work)[None, :])
+    keys = np.minimum(chosen, _seen(site, work)[None, :])
     return replace(work, kept=_histogram(keys, work), selector=_selector(pattern, grid, work))
 
 
@@ -90,25 +90,28 @@ def grid_at(pattern: Pattern, site: Site, work: Workload) -> Grid:
 
 
 def _chosen(pattern: Pattern, grid: Grid) -> Ints | None:
-    """How many key blocks each query block keeps: `[heads or 1, q_blocks]`."""
+    """How many keys are in the blocks that each query block keeps: `[heads or 1, q_blocks]`."""
     if not isinstance(pattern, DynamicPattern):
-        kept: Ints = (grid_of(pattern, grid) & grid.permitted()).sum(axis=-1, dtype=np.int64)
-        return kept
+        kept = grid_of(pattern, grid) & grid.permitted()
+        first = np.arange(grid.k_blocks) * grid.k_block
+        keys: Ints = kept.astype(np.int64) @ np.minimum(grid.k_block, grid.k_len - first)
+        return keys
     density = getattr(pattern, "density", None)
     if density is None:
         return None
     shares = np.atleast_1d(np.asarray(density, dtype=float))[:, None]
     counts = np.rint(shares * grid.permitted().sum(axis=-1)[None, :])
-    chosen: Ints = np.maximum(counts, 1).astype(np.int64)
+    chosen: Ints = np.maximum(counts, 1).astype(np.int64) * grid.k_block
     return chosen
 
 
 def _seen(site: Site, work: Workload) -> Ints:
-    """How many keys the last query of each block may see by position, and the first not before."""
+    """How many keys the queries of each block may see by position, from the first to the last."""
     first = np.arange(-(-work.q_length // work.q_block)) * work.q_block
     last = np.minimum(first + work.q_block, work.q_length) - 1
     first, last = first + _offset(site, work), last + _offset(site, work)
-    end = last + 1 if site.causal else np.full_like(last, work.k_length)
+    right = 0 if site.causal else site.right_window
+    end = last + right + 1 if right >= 0 else np.full_like(last, work.k_length)
     begin = first - site.left_window if site.left_window >= 0 else np.zeros_like(first)
     return np.asarray(np.clip(end, 1, work.k_length) - np.clip(begin, 0, work.k_length - 1))
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 
 from sparsify.devices import device_named
 from sparsify.errors import SparsifyError
+from sparsify.testing import check_device
 from sparsify.workload import (
     ITEM_BYTES,
-    PARTS,
+    Cost,
     MatrixWork,
     SelectorWork,
     Workload,
@@ -81,14 +83,31 @@ def test_no_gpu_beats_its_datasheet(name, work):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@given(work=workloads)
-def test_parts_are_named_and_add_up(name, work):
-    cost = device_named(name).cost(work)
-    assert set(cost.parts) <= set(PARTS)
-    assert min(cost.parts.values()) >= -1e-12
-    assert math.isclose(sum(cost.parts.values()), cost.seconds)
-    assert cost.joules > 0
-    assert cost.bound in ("compute", "memory", "overhead")
+def test_devices_keep_the_contract(name):
+    check_device(device_named(name))
+
+
+@pytest.mark.parametrize(
+    ("cost", "says"),
+    [
+        (Cost(math.nan, 1, "compute"), "nan seconds"),
+        (Cost(1, -1, "compute"), "-1 joules"),
+        (Cost(1, 1, "magic"), "bound by 'magic'"),
+        (Cost(1, 1, "compute", {"warp": 1.0}), "parts ['warp']"),
+        (Cost(1, 1, "compute", {"qk": 0.5}), "parts that are not the whole"),
+    ],
+)
+def test_a_device_that_breaks_the_contract_is_told(cost, says):
+    device = SimpleNamespace(name="odd", cost=lambda work: cost)
+    with pytest.raises(AssertionError) as caught:
+        check_device(device)
+    assert says in str(caught.value)
+
+
+def test_a_device_that_skips_backwards_is_told():
+    device = SimpleNamespace(name="odd", cost=lambda work: Cost(1 / work.density, 1, "compute"))
+    with pytest.raises(AssertionError, match="takes less time for more keys"):
+        check_device(device)
 
 
 @pytest.mark.parametrize("name", MODELS)

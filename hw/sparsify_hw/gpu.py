@@ -60,7 +60,7 @@ def attention(n: Values, w: Workload) -> Cost:
     compute, exponentials = _tile_seconds(n, w)
     units = n["multiprocessors"]
     balanced = (compute + exponentials) / units
-    ended = makespan(_tiles(n, w, compute + exponentials), int(units))
+    ended = _ended(n, w, compute + exponentials)
     parts = {
         "qk": compute / units * w.head_dim / (w.head_dim + w.value_dim),
         "pv": compute / units * w.value_dim / (w.head_dim + w.value_dim),
@@ -109,24 +109,24 @@ def _tile_seconds(n: Values, w: Workload) -> tuple[float, float]:
     return compute, max(0.0, exponentials - compute)
 
 
-def _tiles(n: Values, w: Workload, total: float) -> Iterator[tuple[float, int]]:
-    """The call's `total` seconds cut into what one thread block takes.
+def _ended(n: Values, w: Workload, total: float) -> float:
+    """When the last multiprocessor is done with what takes one of them `total` seconds.
 
-    A tile is as many query blocks of one kind as fit `query_tile`; a tile of few queries is split
-    by keys where the multiprocessors would otherwise stand idle.
+    Few queries are split by keys, in pieces of `SPLIT_KEYS` or more, so that all are busy.
     """
+    if w.q_length > MATRIX_ROWS:
+        return makespan(_tiles(n, w, total), int(n["multiprocessors"]))
+    pieces = sum(max(1.0, keys / SPLIT_KEYS) * blocks for keys, blocks in w.histogram)
+    return total / min(n["multiprocessors"], pieces)
+
+
+def _tiles(n: Values, w: Workload, total: float) -> Iterator[tuple[float, int]]:
+    """The call's `total` seconds cut into tiles: query blocks of one kind that fit `query_tile`."""
     kept = max(w.kept_keys, 1)
     together = max(1, int(n["query_tile"]) // w.q_block)
     for keys, blocks in w.histogram:
         tiles = -(-blocks // together)
-        pieces = _split(n, keys, tiles) if w.q_length <= MATRIX_ROWS else 1
-        yield total * keys * blocks / kept / (tiles * pieces), tiles * pieces
-
-
-def _split(n: Values, keys: int, tiles: int) -> int:
-    """Into how many pieces of keys one tile is cut."""
-    wanted = math.ceil(2 * n["multiprocessors"] / tiles)
-    return max(1, min(wanted, keys // SPLIT_KEYS))
+        yield total * keys * blocks / kept / tiles, tiles
 
 
 def _moving(n: Values, w: Workload) -> float:
