@@ -306,6 +306,41 @@ def bench(
 
 
 @cli.command()
+@MODEL
+@click.option("--device", "names", default="host", help="Devices, with commas between.")
+@click.option("--seq", default="1k..16k", help="Lengths in tokens: 1k..64k doubles, or 512,3k.")
+@click.option("--density", default="0.1,0.3", help="Shares of the keys: 0.05..1, or 0.1,0.5.")
+@click.option("--json", "as_json", is_flag=True, help="Print data instead of a table.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Draw to .svg or .png.")
+def cost(
+    model: Path, names: str, seq: str, density: str, as_json: bool, output: Path | None
+) -> None:
+    """Predict time and energy of MODEL's attentions on devices, by length and density."""
+    from sparsify.cost_plot import draw_costs
+    from sparsify.costs import costs, costs_json, numbers_between
+    from sparsify.devices import device_named
+    from sparsify.find import find_sites
+    from sparsify.model import load
+    from sparsify.render import show_costs
+
+    devices = [device_named(name) for name in names.split(",")]
+    lengths = [round(length) for length in numbers_between(seq, "--seq")]
+    densities = numbers_between(density, "--density")
+    loaded = load(model)
+    with steps(as_json, 2) as progress:
+        progress("finding attention")
+        findings = find_sites(loaded)
+        progress("asking the devices")
+        rows = costs(loaded, findings.sites, devices, lengths, densities)
+    if as_json:
+        click.echo(json.dumps(costs_json(rows), indent=2))
+    else:
+        show_costs(out, rows)
+    if output is not None:
+        draw_costs(rows, output)
+
+
+@cli.command()
 @click.argument("pattern")
 @click.option("--length", default=1024, type=click.IntRange(min=1), help="Tokens to draw.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write an SVG picture.")

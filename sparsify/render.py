@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sparsify.costs import CostRow
 from sparsify.doctor import Check
 from sparsify.explain import explain, positions
 from sparsify.plan import Decision, Plan
@@ -153,6 +154,33 @@ def _decision_row(decision: Decision) -> tuple[str, ...]:
         density,
         decision.reason,
     )
+
+
+def show_costs(console: Console, rows: Sequence[CostRow]) -> None:
+    """Time and energy of all attentions of a model, and when selecting keys pays."""
+    shares = [f"{density:g}" for density in rows[0].densities]
+    columns = ("device", "tokens", "dense", "energy", "of the model", *shares, "pays below")
+    _table(console, columns, [_cost_row(row) for row in rows])
+    console.print(
+        "dense: all attentions of one run, every permitted score computed; a number such as "
+        f"{shares[0]}: the time with that share of the keys, chosen in the call, relative to "
+        "dense; pays below: the share from which selecting is faster. Energies are estimates."
+    )
+
+
+def _cost_row(row: CostRow) -> tuple[str, ...]:
+    ratios = (f"{spent.seconds / row.dense.seconds:.3f}" for spent in row.sparse)
+    share = "-" if row.share is None else f"{row.share:.1%}"
+    pays = f"{row.pays_below:.2f}" if row.pays_below else "never"
+    seconds, joules = _scaled(row.dense.seconds, "s"), _scaled(row.dense.joules, "J")
+    return (row.device, str(row.length), seconds, joules, share, *ratios, pays)
+
+
+def _scaled(value: float, unit: str) -> str:
+    """Write a number with the prefix that leaves one to three digits before the point."""
+    prefixes = {1: "", 1e-3: "m", 1e-6: "u"}
+    factor = next((factor for factor in prefixes if value >= factor), 1e-6)
+    return f"{value / factor:.3g} {prefixes[factor]}{unit}"
 
 
 def _table(

@@ -9,7 +9,7 @@ from onnx import TensorProto
 from sparsify.grids import grid_of
 from sparsify.pattern import DynamicPattern, Grid, Pattern
 from sparsify.site import Site
-from sparsify.workload import SelectorWork, Workload
+from sparsify.workload import NO_SELECTOR, SelectorWork, Workload, choosing
 
 _DTYPES: dict[int, str] = {
     TensorProto.FLOAT: "float32",
@@ -129,16 +129,13 @@ def _histogram(keys: Ints, work: Workload) -> tuple[tuple[int, int], ...]:
 
 
 def _selector(pattern: Pattern, grid: Grid, work: Workload) -> SelectorWork:
-    """What a dynamic pattern says that choosing takes; else a score for every mean of a block."""
+    """What a dynamic pattern says that choosing takes; else that of mean keys."""
     if not isinstance(pattern, DynamicPattern):
-        return SelectorWork()
+        return NO_SELECTOR
     told = getattr(pattern, "work", None)
-    if told is not None:
-        each: SelectorWork = told(grid, work.head_dim)
-    else:
-        scores = grid.heads * grid.q_len * grid.k_blocks
-        choices = grid.heads * grid.q_blocks * grid.k_blocks
-        each = SelectorWork(scores * work.head_dim, scores, choices, calls=2)
+    if told is None:
+        return choosing(work)
+    each: SelectorWork = told(grid, work.head_dim)
     return replace(
         each,
         macs=each.macs * work.batch,

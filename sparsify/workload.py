@@ -4,7 +4,7 @@ Sizes are in tokens and elements, times in seconds, energies in joules.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from sparsify.errors import SparsifyError
@@ -146,10 +146,6 @@ class Workload:
         rows = self.heads * self.q_length + self.kv_heads * self.k_length
         return self.batch * rows * dims * ITEM_BYTES[self.dtype]
 
-    def dense(self) -> "Workload":
-        """The same attention with every score computed, so that nothing is selected or left out."""
-        return replace(self, kept=(), residual="none", selector=NO_SELECTOR)
-
 
 @dataclass(frozen=True)
 class MatrixWork:
@@ -186,16 +182,39 @@ def cost_of(parts: Mapping[str, float], joules: float) -> Cost:
 
 
 def at_density(workload: Workload, density: float) -> Workload:
-    """The workload with a share of its key blocks computed, as evenly as whole blocks allow.
+    """The workload with a share of the keys computed that each query block computes now.
+
+    Whole key blocks are kept, at least one of each query block; where all query blocks have the
+    same keys, some keep one block more than others, so that the share is met.
 
     Raises:
         SparsifyError: the density is not above 0 and at most 1.
     """
     if not 0 < density <= 1:
         raise SparsifyError(f"density {density:g}: give a number above 0, at most 1")
-    k_block, blocks = workload.k_block, workload.blocks
-    columns = -(-workload.k_length // k_block)
-    least, more = divmod(max(round(density * columns * blocks), blocks), blocks)
-    counts = ((least, blocks - more), (least + 1, more))
-    kept = tuple((min(n * k_block, workload.k_length), rows) for n, rows in counts if rows)
+    kept = tuple(
+        row
+        for keys, blocks in workload.histogram
+        for row in _thinned(workload, keys, blocks, density)
+    )
     return replace(workload, kept=kept)
+
+
+def _thinned(
+    workload: Workload, keys: int, blocks: int, density: float
+) -> Iterator[tuple[int, int]]:
+    """Rows of a histogram in the place of one: a share of the keys, in whole blocks."""
+    k_block = workload.k_block
+    columns = -(-keys // k_block)
+    least, more = divmod(max(round(density * columns * blocks), blocks), blocks)
+    for count, rows in ((least, blocks - more), (least + 1, more)):
+        if rows:
+            yield min(count * k_block, keys), rows
+
+
+def choosing(workload: Workload) -> SelectorWork:
+    """What choosing blocks by the mean keys of blocks takes: a score of every query and block."""
+    w = workload
+    columns = -(-w.k_length // w.k_block)
+    scores = w.batch * w.heads * w.q_length * columns
+    return SelectorWork(scores * w.head_dim, scores, w.blocks * columns, calls=2)

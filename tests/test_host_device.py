@@ -22,9 +22,9 @@ def rates(monkeypatch):
 
 def test_dense_time_is_multiply_adds_at_the_rate(rates):
     macs = 6 * 4096 * 4096 * (64 + 64)
-    blocks = 6 * 64 * 64
+    panels = 6 * 64
     cost = HOST.cost(LONG)
-    assert cost.seconds == pytest.approx(macs * 2e-11 + blocks * 1e-6)
+    assert cost.seconds == pytest.approx(macs * 2e-11 + panels * 1e-6)
     assert cost.joules > 0
 
 

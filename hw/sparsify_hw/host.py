@@ -1,4 +1,4 @@
-"""This machine as a device: attention at a rate measured here, plus a fixed cost per key block.
+"""This machine as a device: a measured rate of attention, and a fixed cost per panel of queries.
 
 The rates are timed once per process on small calls of the operator itself, so they include whatever
 instruction set, thread count and library are in force. `cost` answers for one call of one site.
@@ -28,10 +28,10 @@ SELECTOR_SECONDS = 30e-6
 
 @dataclass(frozen=True)
 class Rates:
-    """What was measured: seconds per multiply-add of dense attention, and per kept block."""
+    """What was measured: seconds per multiply-add of dense attention, and per panel of queries."""
 
     per_mac: float
-    per_block: float
+    per_panel: float
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Host:
             "pv": w.scores * w.value_dim * each,
             "residual": extra,
             "selector": chosen,
-            "overhead": w.kept_keys / w.k_block * rates.per_block,
+            "overhead": w.blocks * rates.per_panel,
         }
         watts = numbers_of("host")["core_watts"].value * (os.cpu_count() or 1)
         return cost_of(parts, sum(parts.values()) * watts)
