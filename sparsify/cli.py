@@ -374,6 +374,20 @@ def plugins() -> None:
 
 
 @cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print data instead of text.")
+def claims(as_json: bool) -> None:
+    """Print what papers published about their machines beside what our models of them say."""
+    from sparsify.claims import all_claims, claims_json
+    from sparsify.render import show_claims
+
+    rows = all_claims()
+    if as_json:
+        click.echo(json.dumps(claims_json(rows), indent=2))
+    else:
+        show_claims(out, rows)
+
+
+@cli.command()
 def doctor() -> None:
     """Check this installation, and say what each fault means."""
     from sparsify.doctor import examine

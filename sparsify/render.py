@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sparsify.claims import Claim
 from sparsify.costs import CostRow
 from sparsify.doctor import Check
 from sparsify.explain import explain, positions
@@ -166,6 +167,18 @@ def show_costs(console: Console, rows: Sequence[CostRow]) -> None:
         f"{shares[0]}: the time with that share of the keys, chosen in the call, relative to "
         "dense; pays below: the share from which selecting is faster. Energies are estimates."
     )
+
+
+def show_claims(console: Console, rows: Sequence[tuple[str, Claim]]) -> None:
+    """Published figures beside ours, paper by paper, with what is reconstructed."""
+    for device, paper in dict.fromkeys((device, claim.paper) for device, claim in rows):
+        console.print(Text(f"{paper}, as the device {device}"), style="bold")
+        for claim in (c for d, c in rows if (d, c.paper) == (device, paper)):
+            console.print(
+                Text(f"  {claim.quantity}: ours {claim.ours}, published {claim.published}")
+            )
+            console.print(Text(f"    setting: {claim.setting}"))
+            console.print(Text(f"    reconstructed: {claim.reconstructed}"))
 
 
 def _cost_row(row: CostRow) -> tuple[str, ...]:

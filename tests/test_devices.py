@@ -1,13 +1,17 @@
 """Devices and their numbers: every number has a source, none beats its own datasheet."""
 
+import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparsify.claims import all_claims
+from sparsify.cli import cli
 from sparsify.devices import device_named
 from sparsify.errors import SparsifyError
 from sparsify.testing import check_device
@@ -185,3 +189,24 @@ def test_a_missing_file_and_an_unknown_device_are_one_clear_line(tmp_path):
 def test_a_density_is_a_share(density):
     with pytest.raises(SparsifyError, match="above 0, at most 1"):
         at_density(Workload(1, 1, 1, 64, 64, 64, 64), density)
+
+
+def test_claims_say_what_is_reconstructed():
+    found = all_claims()
+    assert {name for name, _ in found} == {
+        "tensorcore-sparse",
+        "dsa-accelerator",
+        "sssa-accelerator",
+    }
+    for _, claim in found:
+        assert len(claim.reconstructed) > 20
+        assert claim.setting
+    published = {claim.published for _, claim in found}
+    assert {"+8.7%", "-54.3%", "4.5x", "152.6x", "-56.6%", "+2.6%"} <= published
+
+
+def test_the_command_prints_claims():
+    text = CliRunner().invoke(cli, ["claims"]).output
+    assert "published -54.3%" in text
+    rows = json.loads(CliRunner().invoke(cli, ["claims", "--json"]).output)
+    assert len(rows) == len(all_claims())

@@ -7,11 +7,12 @@ metadata. A detector beside the main array predicts scores in few bits while the
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from sparsify.claims import Claim
 from sparsify.workload import ITEM_BYTES, Cost, MatrixWork, Workload, cost_of
-from sparsify_hw.numbers import Number, Numbers, numbers_of, with_given
+from sparsify_hw.numbers import Number, Numbers, with_given
 from sparsify_hw.schedule import makespan
 
 Values = Mapping[str, float]
@@ -23,6 +24,8 @@ class Accelerator:
 
     name: str
     numbers: Numbers
+    judge: Callable[["Accelerator"], tuple[Claim, ...]]
+    """What its paper published, beside what these numbers give."""
 
     def cost(self, workload: Workload) -> Cost:
         """Seconds and joules of one call; the energy is an estimate."""
@@ -31,6 +34,10 @@ class Accelerator:
     def dense(self, work: MatrixWork) -> Cost:
         """Seconds and joules of matrix products beside the attentions."""
         return matrices(_values(self.numbers), work)
+
+    def claims(self) -> tuple[Claim, ...]:
+        """What its paper published, beside what these numbers give."""
+        return self.judge(self)
 
     def with_numbers(self, name: str, given: Mapping[str, object], where: str) -> "Accelerator":
         """The same array with numbers from the file `where`, under another name.
@@ -126,9 +133,3 @@ def _joules(n: Values, w: Workload, seconds: float) -> float:
         + w.io_bytes * n["joules_per_byte"]
         + seconds * n["idle_watts"]
     )
-
-
-TENSORCORE_SPARSE, DSA, SSSA = (
-    Accelerator(name, numbers_of(name))
-    for name in ("tensorcore-sparse", "dsa-accelerator", "sssa-accelerator")
-)
