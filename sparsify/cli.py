@@ -148,12 +148,15 @@ def optimize(
 @MODEL
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for tools.")
 @click.option("--explain", "name", metavar="SITE", help="All about one site: nodes, form, proof.")
-def inspect(model: Path, as_json: bool, name: str | None) -> None:
+@click.option("--device", "names", help="Devices whose time and energy to add, with commas.")
+@click.option("--seq", default="4k", help="Lengths in tokens for --device.")
+def inspect(model: Path, as_json: bool, name: str | None, names: str | None, seq: str) -> None:
     """List every attention in MODEL, and every candidate left alone with the reason."""
+    from sparsify.costs import costs_json
     from sparsify.explain import site_named
     from sparsify.find import find_sites
     from sparsify.model import load
-    from sparsify.render import show_findings, show_site
+    from sparsify.render import show_costs, show_findings, show_site
     from sparsify.report import findings_json
     from sparsify.site import Findings
 
@@ -164,12 +167,19 @@ def inspect(model: Path, as_json: bool, name: str | None) -> None:
     if name is not None:
         site = site_named(findings, name)
         findings = Findings((site,))
+    told = names is not None and findings.sites
+    rows = _costs(loaded, findings, names, seq) if told else []
     if as_json:
-        click.echo(json.dumps(findings_json(model, findings), indent=2))
+        data = findings_json(model, findings)
+        if names is not None:
+            data = {**data, "costs": costs_json(rows)}
+        click.echo(json.dumps(data, indent=2))
     elif name is not None:
         show_site(out, findings.sites[0])
     else:
         show_findings(out, findings)
+    if rows and not as_json:
+        show_costs(out, rows)
 
 
 @cli.command()
@@ -317,21 +327,17 @@ def cost(
 ) -> None:
     """Predict time and energy of MODEL's attentions on devices, by length and density."""
     from sparsify.cost_plot import draw_costs
-    from sparsify.costs import costs, costs_json, numbers_between
-    from sparsify.devices import device_named
+    from sparsify.costs import costs_json
     from sparsify.find import find_sites
     from sparsify.model import load
     from sparsify.render import show_costs
 
-    devices = [device_named(name) for name in names.split(",")]
-    lengths = [round(length) for length in numbers_between(seq, "--seq")]
-    densities = numbers_between(density, "--density")
     loaded = load(model)
     with steps(as_json, 2) as progress:
         progress("finding attention")
         findings = find_sites(loaded)
         progress("asking the devices")
-        rows = costs(loaded, findings.sites, devices, lengths, densities)
+        rows = _costs(loaded, findings, names, seq, density)
     if as_json:
         click.echo(json.dumps(costs_json(rows), indent=2))
     else:
@@ -406,3 +412,14 @@ def _plugin_rows(registry: Any) -> Iterator[tuple[str, str, str, str]]:
             fields = dataclasses.fields(plugin) if kind == "patterns" else ()
             options = ", ".join(f"{f.name}={f.default}" for f in fields)
             yield kind, name, registry.owner(kind, name), options or "-"
+
+
+def _costs(model: Any, findings: Any, names: str, seq: str, density: str = "") -> Any:
+    """Ask the devices that options name for the lengths and shares that options name."""
+    from sparsify.costs import costs, numbers_between
+    from sparsify.devices import device_named
+
+    devices = [device_named(name) for name in names.split(",")]
+    lengths = [round(length) for length in numbers_between(seq, "--seq")]
+    densities = numbers_between(density, "--density") if density else []
+    return costs(model, findings.sites, devices, lengths, densities)

@@ -162,11 +162,14 @@ def show_costs(console: Console, rows: Sequence[CostRow]) -> None:
     shares = [f"{density:g}" for density in rows[0].densities]
     columns = ("device", "tokens", "dense", "energy", "of the model", *shares, "pays below")
     _table(console, columns, [_cost_row(row) for row in rows])
-    console.print(
-        "dense: all attentions of one run, every permitted score computed; a number such as "
-        f"{shares[0]}: the time with that share of the keys, chosen in the call, relative to "
-        "dense; pays below: the share from which selecting is faster. Energies are estimates."
-    )
+    words = ["dense: all attentions of one run, every permitted score computed"]
+    if shares:
+        words.append(
+            f"a number such as {shares[0]}: the time with that share of the keys, chosen in the "
+            "call, relative to dense"
+        )
+    words.append("pays below: the share from which selecting is faster")
+    console.print(f"{'; '.join(words)}. Energies are estimates.")
 
 
 def show_claims(console: Console, rows: Sequence[tuple[str, Claim]]) -> None:

@@ -115,6 +115,16 @@ def test_the_command_prints_a_table_or_data(bert):
     assert 0 < data[0]["share"] < 1
 
 
+def test_inspect_adds_the_share_of_attention_on_a_device(bert):
+    words = ["inspect", str(bert), "--device", "h100", "--seq", "4k,8k"]
+    table = CliRunner().invoke(cli, words)
+    assert table.exit_code == 0
+    assert "pays" in table.output
+    data = json.loads(CliRunner().invoke(cli, [*words, "--json"]).output)
+    assert [row["length"] for row in data["costs"]] == [4096, 8192]
+    assert data["costs"][0]["share"] < data["costs"][1]["share"]
+
+
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_the_command_draws(bert, tmp_path, suffix):
     file = tmp_path / f"cost.{suffix}"
