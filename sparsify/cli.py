@@ -167,8 +167,7 @@ def inspect(model: Path, as_json: bool, name: str | None, names: str | None, seq
     if name is not None:
         site = site_named(findings, name)
         findings = Findings((site,))
-    told = names is not None and findings.sites
-    rows = _costs(loaded, findings, names, seq) if told else []
+    rows = _costs(loaded, findings, names, seq) if names and findings.sites else []
     if as_json:
         data = findings_json(model, findings)
         if names is not None:
