@@ -379,6 +379,23 @@ def plugins() -> None:
 
 
 @cli.command()
+@click.option("--calibrate", is_flag=True, help="Measure this machine again.")
+def devices(calibrate: bool) -> None:
+    """List the devices; --calibrate measures those that answer by measuring."""
+    from sparsify import plugins as registry
+    from sparsify.render import show_devices
+
+    rows = []
+    for name, device in registry.every("devices"):
+        measures = hasattr(device, "calibrate")
+        told = "measured on this machine" if measures else "by its numbers"
+        if measures and calibrate:
+            told = f"measured now, kept in {device.calibrate()}"
+        rows.append((name, registry.owner("devices", name), told))
+    show_devices(out, rows)
+
+
+@cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print data instead of text.")
 def claims(as_json: bool) -> None:
     """Print what papers published about their machines beside what our models of them say."""

@@ -83,7 +83,8 @@ class Device(Protocol):
     """Predicts what an attention costs on a machine.
 
     A device may also have `dense(work: MatrixWork) -> Cost`, for the rest of a model, and
-    `with_numbers(name, given, where) -> Device`, itself with numbers of a user's TOML file.
+    `with_numbers(name, given, where) -> Device`, itself with numbers of a user's TOML file;
+    one that measures has `calibrate() -> str`, which says where it keeps what it found.
     """
 
     @property

@@ -157,6 +157,11 @@ def _decision_row(decision: Decision) -> tuple[str, ...]:
     )
 
 
+def show_devices(console: Console, rows: Sequence[tuple[str, str, str]]) -> None:
+    """Every device: its name, the distribution it comes from, and how it answers."""
+    _table(console, ("device", "from", "answers"), rows)
+
+
 def show_costs(console: Console, rows: Sequence[CostRow]) -> None:
     """Time and energy of all attentions of a model, and when selecting keys pays."""
     shares = [f"{density:g}" for density in rows[0].densities]

@@ -157,3 +157,12 @@ def test_a_model_without_attention_is_told(tmp_path):
     path = save(helper.make_model(graph), tmp_path)
     with pytest.raises(SparsifyError, match="no attention was found"):
         rows_of(path)
+
+
+def test_the_devices_are_listed_and_the_host_measured_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("sparsify_hw.host.calibrate", lambda cores: tmp_path / "host.json")
+    monkeypatch.setenv("COLUMNS", "300")
+    listed = CliRunner().invoke(cli, ["devices"]).output
+    assert "h100" in listed
+    assert "host.json" not in listed
+    assert "host.json" in CliRunner().invoke(cli, ["devices", "--calibrate"]).output

@@ -1,34 +1,45 @@
 """The host device: predictions that order as time does, and an honest "keep it dense"."""
 
+import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from graphs import Form, feeds_of, model_of, save
 
 from sparsify import find_sites, load
 from sparsify.plan import Request, make_plan
 from sparsify.spec import parse_spec
-from sparsify.workload import SelectorWork, Workload, at_density
-from sparsify_hw.host import HOST, Rates
+from sparsify.testing import check_device
+from sparsify.workload import MatrixWork, SelectorWork, Workload, at_density
+from sparsify_hw.calibration import cache_path, calibrated
+from sparsify_hw.cpu import RATES, Cores, attention
+from sparsify_hw.fit import attentions, non_negative, rates_of
+from sparsify_hw.host import HOST, Host
+from sparsify_hw.probe import Selecting, seconds_of
 
 LONG = Workload(1, 6, 6, 4096, 4096, 64, 64)
 
 
-@pytest.fixture
-def rates(monkeypatch):
-    """Fixed rates, so that no test depends on the clock."""
-    monkeypatch.setattr("sparsify_hw.host.measured", lambda: Rates(2e-11, 1e-6))
+def test_the_rates_of_a_core_are_found_again_from_the_times_they_give():
+    """Times made with known rates; those that nothing measures may not come back."""
+    works = attentions()
+    rates = dict.fromkeys(RATES, 1e-9) | {"mac": 2e-11, "call": 1e-5, "panel": 1e-7}
+    seconds = [attention(Cores(rates, 1, 0, 1, 0, 0), work).seconds for work in works]
+    found = rates_of(works, seconds)
+    cores = Cores(found, 1, 0, 1, 0, 0)
+    for work in (LONG, at_density(replace(LONG, k_block=16), 0.2), replace(LONG, residual="iso")):
+        expected = attention(Cores(rates, 1, 0, 1, 0, 0), work).seconds
+        assert attention(cores, work).seconds == pytest.approx(expected, rel=0.02)
 
 
-def test_dense_time_is_multiply_adds_at_the_rate(rates):
-    macs = 6 * 4096 * 4096 * (64 + 64)
-    panels = 6 * 64
-    cost = HOST.cost(LONG)
-    assert cost.seconds == pytest.approx(macs * 2e-11 + panels * 1e-6)
-    assert cost.joules > 0
+def test_least_squares_without_negative_numbers():
+    matrix = np.array([[1.0, 1.0, 0.0], [1.0, 2.0, 0.0], [1.0, 3.0, 0.0]])
+    assert non_negative(matrix, np.array([3.0, 5.0, 7.0])) == pytest.approx([1, 2, 0])
+    assert non_negative(matrix, np.array([3.0, 2.0, 1.0]))[1] == 0
 
 
-def test_less_density_is_less_time_and_residual_and_selection_cost(rates):
+def test_less_density_is_less_time_and_residual_and_selection_cost():
     sparse = at_density(replace(LONG, k_block=16), 0.2)
     chosen = replace(sparse, selector=SelectorWork(10**8, 10**6, 10**5, 2))
     least = HOST.cost(sparse).seconds
@@ -36,7 +47,54 @@ def test_less_density_is_less_time_and_residual_and_selection_cost(rates):
     assert least < HOST.cost(chosen).seconds < HOST.cost(LONG).seconds
 
 
-def test_a_pattern_that_does_not_pay_is_kept_dense_and_says_so(rates, tmp_path):
+def test_the_host_keeps_the_contract():
+    check_device(HOST)
+    check_device(Host(threads=4))
+
+
+def test_threads_share_the_work_and_wait_for_the_last():
+    one, two = Host(threads=1).cost(LONG), Host(threads=2).cost(LONG)
+    assert one.parts.get("imbalance", 0) == 0
+    assert 0.5 * one.seconds < two.seconds < 0.55 * one.seconds
+    odd = replace(LONG, heads=1, kv_heads=1, kept=((64, 63), (4096, 1)))
+    assert Host(threads=4).cost(odd).parts["imbalance"] > 0
+
+
+def test_a_spoiled_cache_is_measured_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("sparsify_hw.calibration.user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr("sparsify_hw.calibration.seconds_of", lambda probe, threads: 1e-3)
+    for spoiled in (
+        "",
+        "{}",
+        '{"machine": "", "rates": {}, "fork": 0, "contention": 1, "matrix_mac": 1}',
+    ):
+        path = cache_path(2)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(spoiled, encoding="utf-8")
+        assert set(calibrated(2).rates) == set(RATES)
+        assert json.loads(path.read_text(encoding="utf-8"))["contention"] >= 1
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        replace(LONG, q_length=70, k_length=70, heads=2, kv_heads=2),
+        at_density(
+            Workload(1, 2, 2, 256, 256, 32, 32, k_block=16, residual="iso", residual_block=16), 0.3
+        ),
+        at_density(Workload(1, 4, 2, 256, 256, 32, 64, k_block=1, residual="mean"), 0.2),
+        Workload(1, 2, 2, 128, 128, 32, 32, "float16", bias=False),
+        Workload(1, 2, 2, 1, 128, 32, 32, bias=True),
+        Selecting(256, 32, 2),
+        MatrixWork(64**3, 1),
+    ],
+)
+def test_probes_run(probe, monkeypatch):
+    monkeypatch.setattr("sparsify_hw.probe._RUNS", (1, 1))
+    assert seconds_of(probe, 1) > 0
+
+
+def test_a_pattern_that_does_not_pay_is_kept_dense_and_says_so(tmp_path):
     """At a fixed length of 24 tokens the choosing costs more than it saves."""
     form = Form()
     model = model_of(form)

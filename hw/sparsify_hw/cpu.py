@@ -1,0 +1,172 @@
+"""Attention on a CPU core by core, as the native kernel does it: panels of queries, keys in place.
+
+A panel is one query block: its queries stand in the lanes of vectors, so that every kept key costs
+the same arithmetic wherever it stands. What a panel takes is fixed work for its queries, work for
+every kept key, and a little for every kept block. Panels are independent; threads take them in
+runs. With few queries the time goes into reading keys and values, which threads share evenly.
+
+The time of one core is linear in its rates, so that they can be fitted to measured times.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sparsify.workload import ITEM_BYTES, Cost, MatrixWork, Workload, cost_of
+from sparsify_hw.schedule import makespan
+
+LANES = 16
+"""Rows of a panel come in vectors of at most so many."""
+
+FEW = 8
+"""Up to so many rows are not put into lanes: the kernel takes one at a time."""
+
+RUN = 2**21
+"""Multiply-adds that threads take at once, at least; the kernel cuts a call into such runs."""
+
+NEAR = 2**20
+"""Bytes of keys and values of a head that stay near a core; what is beyond is far."""
+
+CACHED = 2**24
+"""Bytes of keys and values of a call that stay in the last cache from one call to the next."""
+
+RATES = {
+    "mac": "a multiply-add of queries in lanes",
+    "score": "the softmax of one score",
+    "block": "a kept block of one panel",
+    "element": "an element of query or output",
+    "panel": "one panel",
+    "call": "one call of the operator",
+    "far_byte": "a byte of keys and values that lies far",
+    "convert": "an element of keys and values of a half-precision type, for each panel",
+    "bias": "adding a number to a score",
+    "group": "a left-out group of one panel",
+    "mean": "an element of keys and values that goes into the means of groups",
+    "few_mac": "a multiply-add with few queries",
+    "few_byte": "a byte of keys and values with few queries",
+    "few_far_byte": "the same, beyond the last cache",
+    "few_row": "a row with few queries",
+    "select_mac": "a multiply-add of choosing blocks",
+    "select_score": "a predicted score",
+    "select_choice": "a block to choose or leave",
+    "select_call": "one call of an operator that chooses",
+}
+"""Seconds of one core for one unit of each kind of work."""
+
+Rates = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Some cores of one kind that work together.
+
+    `contention` is a factor on the time of each where several work, `fork` the seconds of handing
+    work to them, `matrix_mac` the seconds of a multiply-add of a matrix product beside the
+    attentions, `watts` what one core draws.
+    """
+
+    rates: Rates
+    count: int
+    fork: float
+    contention: float
+    matrix_mac: float
+    watts: float
+
+
+def attention(cores: Cores, work: Workload) -> Cost:
+    """What one call takes."""
+    alone: dict[str, float] = defaultdict(float)
+    shared: dict[str, float] = defaultdict(float)
+    for part, rate, amount in amounts(work):
+        group = alone if rate.endswith("call") else shared
+        group[part] += cores.rates[rate] * amount
+    several = cores.count > 1
+    factor = (cores.contention if several else 1.0) / cores.count
+    parts = {name: seconds * factor for name, seconds in shared.items()}
+    for name, seconds in alone.items():
+        parts[name] = parts.get(name, 0.0) + seconds
+    if several and rows_together(work) > FEW:
+        busy = math.fsum(s for name, s in shared.items() if name != "selector") * factor
+        parts["imbalance"] = makespan(_runs(work, busy * cores.count), cores.count) - busy
+    if several:
+        parts["overhead"] += cores.fork
+    return cost_of(parts, math.fsum(parts.values()) * cores.count * cores.watts)
+
+
+def matrices(cores: Cores, work: MatrixWork) -> Cost:
+    """What matrix products take that a model does beside its attentions."""
+    seconds = work.macs * cores.matrix_mac / cores.count
+    return cost_of({"qk": seconds}, seconds * cores.count * cores.watts)
+
+
+def amounts(w: Workload) -> Iterator[tuple[str, str, float]]:
+    """What one call consists of: the part, the rate it goes by, and how many units."""
+    yield "overhead", "call", 1.0
+    yield from _few(w) if rows_together(w) <= FEW else _panels(w)
+    s = w.selector
+    yield "selector", "select_mac", s.macs
+    yield "selector", "select_score", s.scores
+    yield "selector", "select_choice", s.choices
+    yield "selector", "select_call", s.calls
+
+
+def rows_together(w: Workload) -> int:
+    """Rows that one panel holds: queries of one block, of all heads that share keys."""
+    rows = min(w.q_length, w.q_block)
+    return rows * (w.heads // w.kv_heads) if rows <= FEW else rows
+
+
+def _panels(w: Workload) -> Iterator[tuple[str, str, float]]:
+    lanes, dims = _lanes(w), w.head_dim + w.value_dim
+    pairs, row = w.kept_keys * lanes, dims * ITEM_BYTES[w.dtype]
+    yield "qk", "mac", pairs * w.head_dim
+    yield "pv", "mac", pairs * w.value_dim
+    yield "softmax", "score", pairs
+    yield "overhead", "panel", w.blocks
+    yield "overhead", "element", w.blocks * lanes * dims
+    yield "overhead", "block", w.kept_keys / w.k_block
+    yield "memory", "far_byte", w.kept_keys * row * max(0.0, 1 - NEAR / (w.k_length * row))
+    if w.dtype != "float32":
+        yield "overhead", "convert", w.kept_keys * dims
+    if w.bias:
+        yield "softmax", "bias", pairs
+    if w.residual != "none":
+        yield "residual", "mac", w.groups * lanes * dims
+        yield "residual", "score", w.groups * lanes
+        yield "residual", "group", w.groups
+        yield "residual", "mean", w.batch * w.kv_heads * w.k_length * dims
+
+
+def _few(w: Workload) -> Iterator[tuple[str, str, float]]:
+    """Read every kept key and value once for all heads that share them."""
+    dims = w.head_dim + w.value_dim
+    keys = w.batch * w.kv_heads * w.k_length * w.density
+    yield "qk", "few_mac", w.scores * w.head_dim
+    yield "pv", "few_mac", w.scores * w.value_dim
+    read = keys * dims * ITEM_BYTES[w.dtype]
+    yield "memory", "few_byte", read
+    yield "memory", "few_far_byte", max(0.0, read - CACHED)
+    yield "overhead", "few_row", w.batch * w.heads * w.q_length
+    if w.bias:
+        yield "softmax", "bias", w.scores
+
+
+def _lanes(w: Workload) -> float:
+    """Lanes that a query block fills on average; the last of a head may be short."""
+    whole, rest = divmod(w.q_length, w.q_block)
+    sizes = [w.q_block] * whole + [rest] * bool(rest)
+    return sum(-(-size // LANES) * LANES for size in sizes) / len(sizes)
+
+
+def _runs(w: Workload, total: float) -> Iterator[tuple[float, int]]:
+    """Cut the call's `total` seconds into runs as the kernel does: `RUN` or one panel at least."""
+    dims, rows = w.head_dim + w.value_dim, min(w.q_block, w.q_length)
+    weights = [(keys + LANES, blocks) for keys, blocks in w.histogram]
+    share = total / sum(weight * blocks for weight, blocks in weights)
+    for weight, blocks in weights:
+        together = min(max(1, round(RUN / (weight * rows * dims))), blocks)
+        whole, rest = divmod(blocks, together)
+        yield share * weight * together, whole
+        if rest:
+            yield share * weight * rest, 1
