@@ -24,6 +24,7 @@ from sparsify.options import (
     WEIGHTS,
     check_patterns,
     err,
+    numbers_between,
     pattern_options,
     read_required,
     read_trial,
@@ -432,7 +433,7 @@ def _plugin_rows(registry: Any) -> Iterator[tuple[str, str, str, str]]:
 
 def _costs(model: Any, findings: Any, names: str, seq: str, density: str = "") -> Any:
     """Ask the devices that options name for the lengths and shares that options name."""
-    from sparsify.costs import costs, numbers_between
+    from sparsify.costs import costs
     from sparsify.devices import device_named
 
     devices = [device_named(name) for name in names.split(",")]

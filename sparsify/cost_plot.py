@@ -21,7 +21,7 @@ def draw_costs(rows: Sequence[CostRow], path: Path) -> None:
     """Draw time and energy side by side, with a mark where each density begins to pay.
 
     Raises:
-        SparsifyError: another file type, or matplotlib is missing.
+        SparsifyError: another file type, matplotlib is missing, or the path cannot be written.
     """
     if path.suffix not in SUFFIXES:
         raise SparsifyError(f"{path}: draws {' or '.join(SUFFIXES)}; choose one of them")
@@ -38,7 +38,10 @@ def draw_costs(rows: Sequence[CostRow], path: Path) -> None:
     figure.suptitle(
         "All attentions of one run; a ring: from here on selecting takes less", x=0.02, ha="left"
     )
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
+    try:
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
+    except OSError as error:
+        raise SparsifyError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def _panel(axes: Any, rows: Sequence[CostRow], value: Callable[[Spent], float], label: str) -> None:

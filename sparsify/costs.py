@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,7 +19,6 @@ K_BLOCK = 16
 
 _STEPS = 20
 """Halvings on the way to the density at which a selection begins to pay."""
-
 
 Works = Counter[Workload]
 """Calls of attentions: how many there are of each kind."""
@@ -144,35 +143,3 @@ def _pays_below(device: Device, works: Works, dense: float) -> float:
 
 def _share(part: float, other: float) -> float:
     return part / (part + other)
-
-
-def numbers_between(text: str, what: str) -> list[float]:
-    """Read `1k..64k` (doubling from the first to the last) or `1k,3k`; k is 1024.
-
-    Raises:
-        SparsifyError: the text is neither.
-    """
-    first, dots, last = text.partition("..")
-    if not dots:
-        return [_number(part, what) for part in text.split(",")]
-    return list(_doubling(_number(first, what), _number(last, what), what))
-
-
-def _doubling(first: float, last: float, what: str) -> Iterator[float]:
-    if last < first:
-        raise SparsifyError(f"{what} {first:g}..{last:g}: give the smaller number first")
-    while first < last:
-        yield first
-        first *= 2
-    yield last
-
-
-def _number(text: str, what: str) -> float:
-    digits, factor = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
-    try:
-        value = float(digits) * factor
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise SparsifyError(f"{what} {text!r}: give positive numbers, as in 1k..64k or 0.05,0.2")
-    return value

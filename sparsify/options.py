@@ -1,5 +1,6 @@
 """Options that several commands share, what their values mean, and the progress bar."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sparsify.errors import SparsifyError
 
 err = Console(stderr=True, highlight=False)
 
@@ -124,3 +127,35 @@ def steps(quiet: bool, total: int) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=err, transient=True, disable=hidden) as bar:
         task = bar.add_task("starting", total=total, completed=-1)
         yield lambda step: bar.update(task, description=step, advance=1)
+
+
+def numbers_between(text: str, what: str) -> list[float]:
+    """Read `1k..64k` (doubling from the first to the last) or `1k,3k`; k is 1024.
+
+    Raises:
+        SparsifyError: the text is neither.
+    """
+    first, dots, last = text.partition("..")
+    if not dots:
+        return [_number(part, what) for part in text.split(",")]
+    return list(_doubling(_number(first, what), _number(last, what), what))
+
+
+def _doubling(first: float, last: float, what: str) -> Iterator[float]:
+    if last < first:
+        raise SparsifyError(f"{what} {first:g}..{last:g}: give the smaller number first")
+    while first < last:
+        yield first
+        first *= 2
+    yield last
+
+
+def _number(text: str, what: str) -> float:
+    digits, factor = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
+    try:
+        value = float(digits) * factor
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise SparsifyError(f"{what} {text!r}: give positive numbers, as in 1k..64k or 0.05,0.2")
+    return value

@@ -23,40 +23,34 @@ _HEADS, _HEAD_DIM = 1, 64
 Ints = npt.NDArray[np.int64]
 
 
-def exact_work(site: Site, length: int | None = None) -> Workload | None:
-    """The site with every permitted score computed; None where no length is known.
-
-    `length` stands in, in tokens, where the graph leaves the length of queries and keys open.
-    """
-    q_length, k_length = site.q_length or length, site.k_length or length
-    if q_length is None or k_length is None:
+def exact_work(site: Site) -> Workload | None:
+    """The site with every permitted score computed; None where a length is not known."""
+    if site.q_length is None or site.k_length is None:
         return None
     head_dim = site.head_dim or site.value_dim or _HEAD_DIM
     work = Workload(
         batch=site.batch or 1,
         heads=site.q_heads or site.kv_heads or _HEADS,
         kv_heads=site.kv_heads or site.q_heads or _HEADS,
-        q_length=q_length,
-        k_length=k_length,
+        q_length=site.q_length,
+        k_length=site.k_length,
         head_dim=head_dim,
         value_dim=site.value_dim or head_dim,
         dtype=_DTYPES.get(site.element_type, "float32"),
-        bias=any(mask.kind == "add" or mask.fills for mask in site.masks),
+        bias=any(not mask.forbids for mask in site.masks),
     )
     if not site.causal and max(site.left_window, site.right_window) < 0:
         return work
     return replace(work, kept=_histogram(_seen(site, work)[None, :], work))
 
 
-def pattern_work(
-    site: Site, pattern: Pattern, residual: str, length: int | None = None
-) -> Workload | None:
+def pattern_work(site: Site, pattern: Pattern, residual: str) -> Workload | None:
     """The site with a pattern's selection; None where lengths or density are not known yet.
 
     Raises:
         SparsifyError: the pattern does not fit the grid.
     """
-    exact = exact_work(site, length)
+    exact = exact_work(site)
     if exact is None:
         return None
     work = replace(
@@ -96,11 +90,10 @@ def _chosen(pattern: Pattern, grid: Grid) -> Ints | None:
         first = np.arange(grid.k_blocks) * grid.k_block
         keys: Ints = kept.astype(np.int64) @ np.minimum(grid.k_block, grid.k_len - first)
         return keys
-    density = getattr(pattern, "density", None)
-    if density is None:
+    shares = np.atleast_1d(np.asarray(getattr(pattern, "density", None), dtype=float))
+    if np.isnan(shares).any() or len(shares) not in (1, grid.heads):
         return None
-    shares = np.atleast_1d(np.asarray(density, dtype=float))[:, None]
-    counts = np.rint(shares * grid.permitted().sum(axis=-1)[None, :])
+    counts = np.rint(shares[:, None] * grid.permitted().sum(axis=-1)[None, :])
     chosen: Ints = np.maximum(counts, 1).astype(np.int64) * grid.k_block
     return chosen
 

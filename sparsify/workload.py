@@ -12,6 +12,9 @@ from sparsify.errors import SparsifyError
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of one element, for each type that an attention may have."""
 
+BITS = (4, 8, 16, 32)
+"""Bits of the numbers that a prediction of blocks may multiply."""
+
 RESIDUALS = ("none", "mean", "iso")
 """What keys contribute that a selection leaves out."""
 
@@ -35,6 +38,9 @@ class SelectorWork:
 
     `macs` are multiply-adds of numbers of `bits` bits, `scores` predicted scores that go through a
     softmax, `choices` masses of blocks among which is chosen, `calls` operators that run.
+
+    Raises:
+        SparsifyError: other `bits` than `BITS`, or an amount below 0.
     """
 
     macs: int = 0
@@ -42,6 +48,10 @@ class SelectorWork:
     choices: int = 0
     calls: int = 0
     bits: int = 32
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS or min(self.macs, self.scores, self.choices, self.calls) < 0:
+            raise SparsifyError(f"{self}: bits are one of {BITS}, and no amount is below 0")
 
 
 NO_SELECTOR = SelectorWork()

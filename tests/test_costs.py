@@ -12,9 +12,10 @@ from onnx import helper, numpy_helper
 
 from sparsify import find_sites, load
 from sparsify.cli import cli
-from sparsify.costs import costs, numbers_between
+from sparsify.costs import costs
 from sparsify.errors import SparsifyError
 from sparsify.model_work import rest_of, weight_sizes
+from sparsify.options import numbers_between
 from sparsify.workload import Cost
 
 RATE = 1e12
@@ -142,6 +143,7 @@ def test_the_command_draws(bert, tmp_path, suffix):
         (("--seq", "4k..1k"), "give the smaller number first"),
         (("--device", "h10"), "did you mean 'h100'"),
         (("--device", "h100", "-o", "x.gif"), "draws .svg or .png"),
+        (("--device", "h100", "-o", "no/such/folder/x.svg"), "cannot be written"),
     ],
 )
 def test_nonsense_is_one_clear_line(bert, words, says):
@@ -160,7 +162,8 @@ def test_a_model_without_attention_is_told(tmp_path):
 
 
 def test_the_devices_are_listed_and_the_host_measured_again(monkeypatch):
-    monkeypatch.setattr("sparsify_hw.host.calibrate", lambda cores: "host.json")
+    monkeypatch.setattr("sparsify_hw.host.measured", lambda cores: None)
+    monkeypatch.setattr("sparsify_hw.host.keep", lambda found, cores: "host.json")
     listed = CliRunner().invoke(cli, ["devices"]).output
     assert "h100" in listed
     assert "host.json" not in listed

@@ -165,6 +165,8 @@ def test_a_file_changes_numbers_of_a_device(tmp_path):
         ('like = "h100"\nmemory_bandwidth = nan', "give a number (bytes/s from memory)"),
         ('like = "h100"\nmemory_bandwidth = "fast"', "give a number"),
         ('like = "h100"\nefficiency = 1.5', "give at most 1"),
+        ('like = "h100"\nmultiprocessors = 0.5', "give a whole number"),
+        ('like = "h100"\nidle_watts = 1000', "idle_watts is above watts"),
         ('like = "h100"\nmemory_bandwith = 1', "did you mean 'memory_bandwidth'"),
     ],
 )
@@ -210,3 +212,9 @@ def test_the_command_prints_claims():
     assert "published -54.3%" in text
     rows = json.loads(CliRunner().invoke(cli, ["claims", "--json"]).output)
     assert len(rows) == len(all_claims())
+
+
+@pytest.mark.parametrize("amounts", [{"bits": 3}, {"macs": -1}, {"calls": -1}])
+def test_the_work_of_choosing_makes_sense(amounts):
+    with pytest.raises(SparsifyError, match="bits are one of"):
+        SelectorWork(**amounts)

@@ -48,8 +48,8 @@ def test_less_density_is_less_time_and_residual_and_selection_cost():
 
 
 def test_the_host_keeps_the_contract():
-    check_device(HOST)
-    check_device(Host(threads=4))
+    for threads in (1, 2, 4):
+        check_device(Host(threads=threads))
 
 
 def test_threads_share_the_work_and_wait_for_the_last():
@@ -66,6 +66,8 @@ def test_a_spoiled_cache_is_measured_again(tmp_path, monkeypatch):
     for spoiled in (
         "",
         "{}",
+        "[]",
+        '{"machine": "", "rates": 1, "fork": 0, "contention": 1, "matrix_mac": 1}',
         '{"machine": "", "rates": {}, "fork": 0, "contention": 1, "matrix_mac": 1}',
     ):
         path = cache_path(2)
@@ -73,6 +75,14 @@ def test_a_spoiled_cache_is_measured_again(tmp_path, monkeypatch):
         path.write_text(spoiled, encoding="utf-8")
         assert set(calibrated(2).rates) == set(RATES)
         assert json.loads(path.read_text(encoding="utf-8"))["contention"] >= 1
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setattr("sparsify_hw.calibration.user_cache_path", lambda _: tmp_path / "file")
+    monkeypatch.setattr("sparsify_hw.calibration.seconds_of", lambda probe, threads: 1e-3)
+    assert set(calibrated(2).rates) == set(RATES)
+    assert "not kept" in caplog.text
 
 
 @pytest.mark.parametrize(

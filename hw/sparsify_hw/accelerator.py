@@ -3,7 +3,8 @@
 Only the papers' abstracts were at hand: what an abstract does not say is reconstructed here, and
 `sparsify claims` says so. Independent units take one query block after another. A unit multiplies
 fragments of queries and keys; a fragment that is left out costs no cycle but that of reading its
-metadata. A detector beside the main array predicts scores in few bits while the array works.
+metadata. The softmax runs beside the array and is not counted. A detector beside the main array
+predicts scores in few bits while the array works.
 """
 
 import math
@@ -12,10 +13,8 @@ from dataclasses import dataclass, replace
 
 from sparsify.claims import Claim
 from sparsify.workload import ITEM_BYTES, Cost, MatrixWork, Workload, cost_of
-from sparsify_hw.numbers import Number, Numbers, with_given
+from sparsify_hw.numbers import Numbers, Values, values, with_given
 from sparsify_hw.schedule import makespan
-
-Values = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,11 @@ class Accelerator:
 
     def cost(self, workload: Workload) -> Cost:
         """Seconds and joules of one call; the energy is an estimate."""
-        return attention(_values(self.numbers), workload)
+        return attention(values(self.numbers), workload)
 
     def dense(self, work: MatrixWork) -> Cost:
         """Seconds and joules of matrix products beside the attentions."""
-        return matrices(_values(self.numbers), work)
+        return matrices(values(self.numbers), work)
 
     def claims(self) -> tuple[Claim, ...]:
         """What its paper published, beside what these numbers give."""
@@ -46,10 +45,6 @@ class Accelerator:
             SparsifyError: an unknown number, or nonsense for a value.
         """
         return replace(self, name=name, numbers=with_given(self.numbers, given, where))
-
-
-def _values(numbers: Mapping[str, Number]) -> Values:
-    return {name: number.value for name, number in numbers.items()}
 
 
 def attention(n: Values, w: Workload) -> Cost:
@@ -65,6 +60,7 @@ def attention(n: Values, w: Workload) -> Cost:
         "qk": main * w.head_dim / dims,
         "pv": main * w.value_dim / dims,
         "overhead": reading,
+        "residual": _residual_macs(w) / (n["macs_per_cycle"] * clock),
         "imbalance": ended - total / units,
         "selector": _selecting(n, w, ended),
     }
@@ -115,6 +111,11 @@ def _selecting(n: Values, w: Workload, busy: float) -> float:
     return max(0.0, w.selector.macs / (n["detector_macs"] * n["clock_hertz"]) - busy)
 
 
+def _residual_macs(w: Workload) -> float:
+    """Left-out groups count as keys."""
+    return w.groups * w.q_block * (w.head_dim + w.value_dim)
+
+
 def _operand_bytes(n: Values, macs: float, item: int) -> float:
     """Bytes that the array fetches: each operand serves one side of a fragment."""
     return 2 * macs / n["fragment"] * item
@@ -124,8 +125,9 @@ def _joules(n: Values, w: Workload, seconds: float) -> float:
     """Multiply-adds, operands, memory and idling; a multiplier grows as the square of its bits."""
     item = ITEM_BYTES[w.dtype]
     narrow = (w.selector.bits / (8 * item)) ** 2
-    array = w.macs * n["joules_per_mac"]
-    array += _operand_bytes(n, w.macs, item) * n["joules_per_operand_byte"]
+    macs = w.macs + _residual_macs(w)
+    array = macs * n["joules_per_mac"]
+    array += _operand_bytes(n, macs, item) * n["joules_per_operand_byte"]
     regions = n.get("region_energy", 0.0) if w.density < 1 else 0.0
     return (
         array * (1 + regions)

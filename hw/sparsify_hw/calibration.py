@@ -4,8 +4,8 @@ import hashlib
 import json
 import logging
 import math
+import os
 import platform
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -54,21 +54,20 @@ def calibrated(cores: int) -> Calibration:
     Raises:
         SparsifyError: ONNX Runtime is missing.
     """
-    path = cache_path(cores)
+    kept = _read(cache_path(cores))
+    if kept is not None:
+        return kept
+    log.warning("measuring this machine for predictions; it takes some seconds, once")
+    found = measured(cores)
     try:
-        found = Calibration(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        log.info("measuring this machine; it takes half a minute, once")
-        calibrate(cores)
-        return calibrated(cores)
-    if set(found.rates) != set(RATES):
-        calibrate(cores)
-        return calibrated(cores)
+        keep(found, cores)
+    except OSError as error:
+        log.warning("predictions of this machine are not kept (%s): measured every time", error)
     return found
 
 
-def calibrate(cores: int) -> Path:
-    """Measure this machine with so many cores, and write what was found."""
+def measured(cores: int) -> Calibration:
+    """Measure this machine with so many cores."""
     works = attentions()
     rates = {
         **rates_of(works, [seconds_of(work, 1) for work in works]),
@@ -76,13 +75,28 @@ def calibrate(cores: int) -> Path:
     }
     fork, contention = _together(rates, cores)
     product = seconds_of(_PRODUCT, 1) / _PRODUCT.macs
-    found = Calibration(_machine(cores), rates, fork, contention, product)
+    return Calibration(_machine(cores), rates, fork, contention, product)
+
+
+def keep(found: Calibration, cores: int) -> Path:
+    """Write what was measured where `calibrated` looks; others see all of it or nothing."""
     path = cache_path(cores)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
+    partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
     partial.replace(path)
     return path
+
+
+def _read(path: Path) -> Calibration | None:
+    """The file's content; None where there is none, or one that another version wrote."""
+    try:
+        found = Calibration(**json.loads(path.read_text(encoding="utf-8")))
+        numbers = [*found.rates.values(), found.fork, found.contention, found.matrix_mac]
+        whole = set(found.rates) == set(RATES) and all(0 <= n < math.inf for n in numbers)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    return found if whole else None
 
 
 def cache_path(cores: int) -> Path:
@@ -121,12 +135,8 @@ def _together(rates: Rates, cores: int) -> tuple[float, float]:
     if cores == 1:
         return 0.0, 1.0
     ideal = Cores(rates, cores, 0.0, 1.0, 0.0, 0.0)
-    shares = _shares(TOGETHER, ideal)
+    shares = np.array([attention(ideal, work).seconds for work in TOGETHER])
     measured = np.array([seconds_of(work, cores) for work in TOGETHER])
     matrix = np.stack([shares, np.ones(len(shares))], axis=1) / measured[:, None]
     contention, fork = non_negative(matrix, np.ones(len(shares))).tolist()
     return fork, max(contention, 1.0)
-
-
-def _shares(works: Sequence[Workload], cores: Cores) -> "np.typing.NDArray[np.float64]":
-    return np.array([math.fsum(attention(cores, work).parts.values()) for work in works])

@@ -54,6 +54,9 @@ RATES = {
 }
 """Seconds of one core for one unit of each kind of work."""
 
+ONCE = frozenset({"call", "select_call"})
+"""Rates of what one core does once a call, whatever the others do."""
+
 Rates = Mapping[str, float]
 
 
@@ -79,7 +82,7 @@ def attention(cores: Cores, work: Workload) -> Cost:
     alone: dict[str, float] = defaultdict(float)
     shared: dict[str, float] = defaultdict(float)
     for part, rate, amount in amounts(work):
-        group = alone if rate.endswith("call") else shared
+        group = alone if rate in ONCE else shared
         group[part] += cores.rates[rate] * amount
     several = cores.count > 1
     factor = (cores.contention if several else 1.0) / cores.count
@@ -155,8 +158,8 @@ def _few(w: Workload) -> Iterator[tuple[str, str, float]]:
 def _lanes(w: Workload) -> float:
     """Lanes that a query block fills on average; the last of a head may be short."""
     whole, rest = divmod(w.q_length, w.q_block)
-    sizes = [w.q_block] * whole + [rest] * bool(rest)
-    return sum(-(-size // LANES) * LANES for size in sizes) / len(sizes)
+    lanes = whole * -(-w.q_block // LANES) + -(-rest // LANES)
+    return lanes * LANES / -(-w.q_length // w.q_block)
 
 
 def _runs(w: Workload, total: float) -> Iterator[tuple[float, int]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sparsify.workload import ITEM_BYTES, Cost, MatrixWork, Workload, cost_of
-from sparsify_hw.numbers import Number, Numbers, numbers_of, with_given
+from sparsify_hw.numbers import Numbers, Values, numbers_of, values, with_given
 from sparsify_hw.schedule import makespan
 
 MATRIX_ROWS = 16
@@ -33,11 +33,11 @@ class Gpu:
 
     def cost(self, workload: Workload) -> Cost:
         """Seconds and joules of one call; the energy is an estimate."""
-        return attention(_values(self.numbers), workload)
+        return attention(values(self.numbers), workload)
 
     def dense(self, work: MatrixWork) -> Cost:
         """Seconds and joules of matrix products beside the attentions."""
-        return matrices(_values(self.numbers), work)
+        return matrices(values(self.numbers), work)
 
     def with_numbers(self, name: str, given: Mapping[str, object], where: str) -> "Gpu":
         """The same GPU with numbers from the file `where`, under another name.
@@ -46,13 +46,6 @@ class Gpu:
             SparsifyError: an unknown number, or nonsense for a value.
         """
         return replace(self, name=name, numbers=with_given(self.numbers, given, where))
-
-
-Values = Mapping[str, float]
-
-
-def _values(numbers: Mapping[str, Number]) -> Values:
-    return {name: number.value for name, number in numbers.items()}
 
 
 def attention(n: Values, w: Workload) -> Cost:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sparsify.workload import Cost, MatrixWork, Workload
-from sparsify_hw.calibration import calibrate, calibrated
+from sparsify_hw.calibration import calibrated, keep, measured
 from sparsify_hw.cpu import Cores, attention, matrices
 from sparsify_hw.numbers import numbers_of
 
@@ -14,7 +14,7 @@ from sparsify_hw.numbers import numbers_of
 class Host:
     """The machine that sparsify runs on, with so many `threads`; all of them where none are said.
 
-    The first question takes up to half a minute, which is spent on measuring; the answers are kept
+    The first question takes some seconds, which are spent on measuring; the answers are kept
     for this machine and these versions.
     """
 
@@ -31,8 +31,9 @@ class Host:
 
     def calibrate(self) -> str:
         """Measure again, and say where the result is kept."""
+        path = keep(measured(available()), available())
         _cores.cache_clear()
-        return str(calibrate(available()))
+        return str(path)
 
 
 def available() -> int:

@@ -24,7 +24,7 @@ QUANTITIES = {
     "core_watts": "W of one core under full load",
     "detector_macs": "multiply-adds/cycle of the detector",
     "efficiency": "share of the peak arithmetic that the best known kernel reaches",
-    "exponentials_per_cycle": "exponentials/cycle of one core or multiprocessor",
+    "exponentials_per_cycle": "exponentials/cycle of one multiprocessor",
     "float16_flops": "FLOP/s of dense float16 matrices, all units together",
     "float32_flops": "FLOP/s of float32, all units together",
     "fragment": "rows and columns of the fragment that an instruction multiplies or skips",
@@ -34,7 +34,7 @@ QUANTITIES = {
     "joules_per_mac": "J of a multiply-add of the main array, operands at hand",
     "joules_per_operand_byte": "J of a byte that the main array fetches from its buffers",
     "l2_bandwidth": "bytes/s from the second-level cache, all units together",
-    "l2_bytes": "bytes of the second-level cache; of a CPU, of one core",
+    "l2_bytes": "bytes of the second-level cache",
     "launch_seconds": "s of starting one kernel",
     "macs_per_cycle": "multiply-adds/cycle of the main array",
     "memory_bandwidth": "bytes/s from memory",
@@ -42,12 +42,15 @@ QUANTITIES = {
     "query_tile": "queries that one multiprocessor takes at once",
     "region_energy": "energy that the logic for regions adds to the array's, as a share",
     "region_overhead": "time that the logic for regions adds to computing them, as a share",
-    "watts": "W under full load; of a CPU, the whole socket",
+    "watts": "W under full load",
 }
 """Every quantity that a device may have, with its unit."""
 
 SHARES = frozenset({"area_overhead", "efficiency", "region_energy", "region_overhead"})
 """Quantities that are at most 1."""
+
+COUNTS = frozenset({"fragment", "multiprocessors", "query_tile"})
+"""Quantities that are whole numbers."""
 
 MAY_BE_ZERO = frozenset({*SHARES, "fragment_overhead_cycles", "idle_watts"}) - {"efficiency"}
 
@@ -83,6 +86,15 @@ def numbers_of(device: str) -> Numbers:
     return table()[device]
 
 
+Values = Mapping[str, float]
+"""The numbers of one device without where they come from."""
+
+
+def values(numbers: Numbers) -> Values:
+    """The bare numbers."""
+    return {name: number.value for name, number in numbers.items()}
+
+
 def with_given(numbers: Numbers, given: Mapping[str, object], where: str) -> Numbers:
     """Put values in place of a device's own; `where` is the file that they come from.
 
@@ -93,7 +105,13 @@ def with_given(numbers: Numbers, given: Mapping[str, object], where: str) -> Num
         if name not in numbers:
             raise SparsifyError(f"{where}: {unknown('number of this device', name, numbers)}")
     rows = {name: Number(_value(v, name, where), "given", where, "") for name, v in given.items()}
-    return {**numbers, **rows}
+    changed = {**numbers, **rows}
+    of = values(changed)
+    if "watts" in of and of["idle_watts"] > of["watts"]:
+        raise SparsifyError(
+            f"{where}: idle_watts is above watts; give less without work than under"
+        )
+    return changed
 
 
 def _rows(section: Mapping[str, object], where: str) -> Numbers:
@@ -123,4 +141,6 @@ def _value(value: object, name: str, where: str) -> float:
         )
     if name in SHARES and value > 1:
         raise SparsifyError(f"{where}: {name} is {value}; give at most 1 ({QUANTITIES[name]})")
+    if name in COUNTS and value != int(value):
+        raise SparsifyError(f"{where}: {name} is {value}; give a whole number ({QUANTITIES[name]})")
     return float(value)

@@ -13,13 +13,12 @@ from onnx import ModelProto, TensorProto, helper
 from sparsify import plugins, runtime
 from sparsify.bodies import bodies_of, imports_of
 from sparsify.builder import Builder
-from sparsify.workload import RESIDUALS, MatrixWork, SelectorWork, Workload
+from sparsify.workload import RESIDUALS, MatrixWork, SelectorWork, Workload, choosing
 
 OPSET = 17
-ELEMENT_TYPES = {
+ELEMENT_TYPES: dict[str, int] = {
     "float32": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,
-    "bfloat16": TensorProto.BFLOAT16,
 }
 
 _RUNS = (5, 60)
@@ -43,13 +42,12 @@ class Selecting:
     @property
     def work(self) -> SelectorWork:
         """What the choice takes."""
-        columns, rows = self.length // self.k_block, self.length // self.q_block
-        scores = self.heads * self.length * columns
-        return SelectorWork(scores * self.head_dim, scores, self.heads * rows * columns, 2)
+        sizes = (1, self.heads, self.heads, self.length, self.length, self.head_dim, self.head_dim)
+        return choosing(Workload(*sizes, q_block=self.q_block, k_block=self.k_block))
 
 
 def seconds_of(probe: Workload | Selecting | MatrixWork, threads: int) -> float:
-    """Median seconds of one call with so many threads.
+    """Median seconds of one call with so many threads; float32 and float16 only.
 
     Raises:
         SparsifyError: ONNX Runtime is missing or does not run the probe.
@@ -117,9 +115,9 @@ def _typed(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     return array.astype(np.float16 if dtype == "float16" else np.float32)
 
 
-def _selection(work: Workload, seed: int = 0) -> Arrays:
+def _selection(work: Workload) -> Arrays:
     """Draw lists of key blocks, another for every query block, that have the workload's counts."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     columns = -(-work.k_length // work.k_block)
     counts = [-(-keys // work.k_block) for keys, blocks in work.kept for _ in range(blocks)]
     rng.shuffle(counts)

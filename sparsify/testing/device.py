@@ -28,6 +28,9 @@ def check_device(device: Device) -> None:
         for (before, after), each in zip(pairwise(costs), sparse, strict=False):
             more = before.seconds <= after.seconds * (1 + 1e-9)
             _require(more, device, f"takes less time for more keys than {each}")
+        kept = _asked(device, replace(sparse[0], residual="mean"))
+        paid = kept.seconds >= costs[0].seconds * (1 - 1e-9) and kept.joules >= costs[0].joules
+        _require(paid, device, f"takes less for left-out keys that contribute: {sparse[0]}")
         chosen = _asked(device, replace(sparse[0], selector=_CHOOSING))
         free = chosen.seconds >= costs[0].seconds * (1 - 1e-9)
         _require(free, device, f"takes less time where blocks are chosen: {sparse[0]}")
