@@ -134,4 +134,5 @@ def _selector(pattern: Pattern, grid: Grid, work: Workload) -> SelectorWork:
         macs=each.macs * work.batch,
         scores=each.scores * work.batch,
         choices=each.choices * work.batch,
+        elements=each.elements * work.batch,
     )

@@ -36,8 +36,9 @@ that of calls, launches and lists; `imbalance` that of workers who wait for the 
 class SelectorWork:
     """What choosing the blocks of one call takes, over all batches and heads.
 
-    `macs` are multiply-adds of numbers of `bits` bits, `scores` predicted scores that go through a
-    softmax, `choices` masses of blocks among which is chosen, `calls` operators that run.
+    `elements` are numbers of queries and keys that are read, `macs` multiply-adds of numbers of
+    `bits` bits, `scores` predicted scores that go through a softmax, `choices` masses of blocks
+    among which is chosen, `calls` operators that run.
 
     Raises:
         SparsifyError: other `bits` than `BITS`, or an amount below 0.
@@ -48,9 +49,10 @@ class SelectorWork:
     choices: int = 0
     calls: int = 0
     bits: int = 32
+    elements: int = 0
 
     def __post_init__(self) -> None:
-        if self.bits not in BITS or min(self.macs, self.scores, self.choices, self.calls) < 0:
+        if self.bits not in BITS or min(vars(self).values()) < 0:
             raise SparsifyError(f"{self}: bits are one of {BITS}, and no amount is below 0")
 
 
@@ -227,4 +229,10 @@ def choosing(workload: Workload) -> SelectorWork:
     w = workload
     columns = -(-w.k_length // w.k_block)
     scores = w.batch * w.heads * w.q_length * columns
-    return SelectorWork(scores * w.head_dim, scores, w.blocks * columns, calls=2)
+    return SelectorWork(
+        macs=scores * w.head_dim,
+        scores=scores,
+        choices=w.blocks * columns,
+        calls=2,
+        elements=w.batch * w.head_dim * (w.heads * w.q_length + w.kv_heads * w.k_length),
+    )

@@ -11,10 +11,10 @@ from sparsify import find_sites, load
 from sparsify.plan import Request, make_plan
 from sparsify.spec import parse_spec
 from sparsify.testing import check_device
-from sparsify.workload import MatrixWork, SelectorWork, Workload, at_density
+from sparsify.workload import MatrixWork, SelectorWork, Workload, at_density, choosing
 from sparsify_hw.calibration import cache_path, calibrated
-from sparsify_hw.cpu import RATES, Cores, attention
-from sparsify_hw.fit import attentions, non_negative, rates_of
+from sparsify_hw.cpu import RATES, Cores, Rates, attention, choice
+from sparsify_hw.fit import non_negative, probes, rates_of
 from sparsify_hw.host import HOST, Host
 from sparsify_hw.probe import Selecting, seconds_of
 
@@ -23,14 +23,27 @@ LONG = Workload(1, 6, 6, 4096, 4096, 64, 64)
 
 def test_the_rates_of_a_core_are_found_again_from_the_times_they_give():
     """Times made with known rates; those that nothing measures may not come back."""
-    works = attentions()
     rates = dict.fromkeys(RATES, 1e-9) | {"mac": 2e-11, "call": 1e-5, "panel": 1e-7}
-    seconds = [attention(Cores(rates, 1, 0, 1, 0, 0), work).seconds for work in works]
-    found = rates_of(works, seconds)
-    cores = Cores(found, 1, 0, 1, 0, 0)
-    for work in (LONG, at_density(replace(LONG, k_block=16), 0.2), replace(LONG, residual="iso")):
-        expected = attention(Cores(rates, 1, 0, 1, 0, 0), work).seconds
-        assert attention(cores, work).seconds == pytest.approx(expected, rel=0.02)
+    known = core(rates)
+    timed = probes()
+    seconds = [
+        choice(known, probe.work)
+        if isinstance(probe, Selecting)
+        else attention(known, probe).seconds
+        for probe in timed
+    ]
+    found = core(rates_of(timed, seconds))
+    sparse = at_density(replace(LONG, k_block=16), 0.2)
+    chosen = replace(sparse, selector=choosing(sparse))
+    for work in (LONG, sparse, chosen, replace(LONG, residual="iso")):
+        assert attention(found, work).seconds == pytest.approx(
+            attention(known, work).seconds, rel=0.02
+        )
+
+
+def core(rates: Rates) -> Cores:
+    """One core that loses nothing."""
+    return Cores(rates, 1, 0.0, 0.0, 1.0, 0.0, 0.0)
 
 
 def test_least_squares_without_negative_numbers():
@@ -41,7 +54,7 @@ def test_least_squares_without_negative_numbers():
 
 def test_less_density_is_less_time_and_residual_and_selection_cost():
     sparse = at_density(replace(LONG, k_block=16), 0.2)
-    chosen = replace(sparse, selector=SelectorWork(10**8, 10**6, 10**5, 2))
+    chosen = replace(sparse, selector=SelectorWork(10**8, 10**6, 10**5, 2, elements=10**6))
     least = HOST.cost(sparse).seconds
     assert least < HOST.cost(replace(sparse, residual="mean")).seconds
     assert least < HOST.cost(chosen).seconds < HOST.cost(LONG).seconds
@@ -62,13 +75,14 @@ def test_threads_share_the_work_and_wait_for_the_last():
 
 def test_a_spoiled_cache_is_measured_again(tmp_path, monkeypatch):
     monkeypatch.setattr("sparsify_hw.calibration.user_cache_path", lambda name: tmp_path / name)
-    monkeypatch.setattr("sparsify_hw.calibration.seconds_of", lambda probe, threads: 1e-3)
+    monkeypatch.setattr("sparsify_hw.probe.seconds_of", lambda probe, threads: 1e-3)
+    single = '"fork": 0, "choice_fork": 0, "contention": 1, "matrix_mac": 1'
     for spoiled in (
         "",
         "{}",
         "[]",
-        '{"machine": "", "rates": 1, "fork": 0, "contention": 1, "matrix_mac": 1}',
-        '{"machine": "", "rates": {}, "fork": 0, "contention": 1, "matrix_mac": 1}',
+        f'{{"machine": "", "rates": 1, {single}}}',
+        f'{{"machine": "", "rates": {{}}, {single}}}',
     ):
         path = cache_path(2)
         path.parent.mkdir(exist_ok=True)
@@ -80,7 +94,7 @@ def test_a_spoiled_cache_is_measured_again(tmp_path, monkeypatch):
 def test_a_cache_that_cannot_be_written_is_said(tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setattr("sparsify_hw.calibration.user_cache_path", lambda _: tmp_path / "file")
-    monkeypatch.setattr("sparsify_hw.calibration.seconds_of", lambda probe, threads: 1e-3)
+    monkeypatch.setattr("sparsify_hw.probe.seconds_of", lambda probe, threads: 1e-3)
     assert set(calibrated(2).rates) == set(RATES)
     assert "not kept" in caplog.text
 

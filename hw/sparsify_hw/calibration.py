@@ -16,23 +16,21 @@ from platformdirs import user_cache_path
 from sparsify.doctor import instruction_set
 from sparsify.errors import SparsifyError
 from sparsify.workload import MatrixWork, Workload
-from sparsify_hw.cpu import RATES, Cores, Rates, attention
-from sparsify_hw.fit import attentions, non_negative, rates_of, select_rates
-from sparsify_hw.probe import Selecting, seconds_of
+from sparsify_hw.cpu import RATES, Cores, Rates, attention, choice
+from sparsify_hw.fit import non_negative, probes, rates_of
+from sparsify_hw.probe import Selecting, fastest
 
 log = logging.getLogger(__name__)
 
 _PRODUCT = MatrixWork(1024**3, 3 * 4 * 1024**2)
 """The matrix product that is timed: square, float32."""
 
-SELECTIONS = tuple(
-    Selecting(length, head_dim, heads)
-    for length, head_dim, heads in ((384, 64, 8), (1536, 64, 4), (1536, 128, 4), (6144, 64, 1))
-)
-
-TOGETHER = tuple(
-    Workload(1, 8, 8, length, length, head_dim, head_dim)
-    for length, head_dim in ((48, 64), (160, 32), (384, 64), (1536, 64))
+TOGETHER: tuple[Workload | Selecting, ...] = (
+    *(
+        Workload(1, 8, 8, length, length, head_dim, head_dim)
+        for length, head_dim in ((48, 64), (160, 32), (384, 64), (768, 128), (1536, 64))
+    ),
+    *(Selecting(length, 64, 8) for length in (96, 160, 384, 1536)),
 )
 """What is timed on all cores together."""
 
@@ -44,6 +42,7 @@ class Calibration:
     machine: str
     rates: Rates
     fork: float
+    choice_fork: float
     contention: float
     matrix_mac: float
 
@@ -68,14 +67,10 @@ def calibrated(cores: int) -> Calibration:
 
 def measured(cores: int) -> Calibration:
     """Measure this machine with so many cores."""
-    works = attentions()
-    rates = {
-        **rates_of(works, [seconds_of(work, 1) for work in works]),
-        **select_rates([(s.work, seconds_of(s, 1)) for s in SELECTIONS]),
-    }
-    fork, contention = _together(rates, cores)
-    product = seconds_of(_PRODUCT, 1) / _PRODUCT.macs
-    return Calibration(_machine(cores), rates, fork, contention, product)
+    timed = probes()
+    rates = rates_of(timed, fastest(timed, 1))
+    product = fastest([_PRODUCT], 1)[0] / _PRODUCT.macs
+    return Calibration(_machine(cores), rates, *_together(rates, cores), product)
 
 
 def keep(found: Calibration, cores: int) -> Path:
@@ -92,8 +87,10 @@ def _read(path: Path) -> Calibration | None:
     """The file's content; None where there is none, or one that another version wrote."""
     try:
         found = Calibration(**json.loads(path.read_text(encoding="utf-8")))
-        numbers = [*found.rates.values(), found.fork, found.contention, found.matrix_mac]
-        whole = set(found.rates) == set(RATES) and all(0 <= n < math.inf for n in numbers)
+        single = (found.fork, found.choice_fork, found.contention, found.matrix_mac)
+        whole = set(found.rates) == set(RATES) and all(
+            0 <= n < math.inf for n in (*found.rates.values(), *single)
+        )
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     return found if whole else None
@@ -130,13 +127,24 @@ def _processor() -> str:
     return " ".join(told.get(name, "") for name in wanted)
 
 
-def _together(rates: Rates, cores: int) -> tuple[float, float]:
-    """Fork and contention: what remains where ideal shares of the work are taken away."""
+def _together(rates: Rates, cores: int) -> tuple[float, float, float]:
+    """Fork, that of choosing, and contention: what remains of ideal shares of one core's times."""
     if cores == 1:
-        return 0.0, 1.0
-    ideal = Cores(rates, cores, 0.0, 1.0, 0.0, 0.0)
-    shares = np.array([attention(ideal, work).seconds for work in TOGETHER])
-    measured = np.array([seconds_of(work, cores) for work in TOGETHER])
-    matrix = np.stack([shares, np.ones(len(shares))], axis=1) / measured[:, None]
-    contention, fork = non_negative(matrix, np.ones(len(shares))).tolist()
-    return fork, max(contention, 1.0)
+        return 0.0, 0.0, 1.0
+    shares = np.array([_share(rates, probe, cores) for probe in TOGETHER]) * fastest(TOGETHER, 1)
+    calls = [(1, 0) if isinstance(probe, Workload) else (0, probe.work.calls) for probe in TOGETHER]
+    matrix = np.column_stack([calls, shares]) / np.array(fastest(TOGETHER, cores))[:, None]
+    fork, choice_fork, contention = non_negative(matrix, np.ones(len(shares))).tolist()
+    return fork, choice_fork, max(contention, 1.0)
+
+
+def _share(rates: Rates, probe: Workload | Selecting, cores: int) -> float:
+    """The time on so many cores as a share of that on one, where nothing is lost."""
+
+    def seconds(count: int) -> float:
+        ideal = Cores(rates, count, 0.0, 0.0, 1.0, 0.0, 0.0)
+        if isinstance(probe, Selecting):
+            return choice(ideal, probe.work)
+        return attention(ideal, probe).seconds
+
+    return seconds(cores) / seconds(1)

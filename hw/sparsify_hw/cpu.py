@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sparsify.workload import ITEM_BYTES, Cost, MatrixWork, Workload, cost_of
+from sparsify.workload import ITEM_BYTES, Cost, MatrixWork, SelectorWork, Workload, cost_of
 from sparsify_hw.schedule import makespan
 
 LANES = 16
@@ -42,6 +42,7 @@ RATES = {
     "convert": "an element of keys and values of a half-precision type, for each panel",
     "bias": "adding a number to a score",
     "group": "a left-out group of one panel",
+    "group_panel": "one panel with left-out groups",
     "mean": "an element of keys and values that goes into the means of groups",
     "few_mac": "a multiply-add with few queries",
     "few_byte": "a byte of keys and values with few queries",
@@ -51,6 +52,7 @@ RATES = {
     "select_score": "a predicted score",
     "select_choice": "a block to choose or leave",
     "select_call": "one call of an operator that chooses",
+    "select_element": "an element of queries and keys that is read for choosing",
 }
 """Seconds of one core for one unit of each kind of work."""
 
@@ -59,42 +61,60 @@ ONCE = frozenset({"call", "select_call"})
 
 Rates = Mapping[str, float]
 
+Amounts = Iterator[tuple[str, str, float]]
+"""Work in units: the part of the cost, the rate that it goes by, and how many units."""
+
 
 @dataclass(frozen=True)
 class Cores:
     """Some cores of one kind that work together.
 
     `contention` is a factor on the time of each where several work, `fork` the seconds of handing
-    work to them, `matrix_mac` the seconds of a multiply-add of a matrix product beside the
-    attentions, `watts` what one core draws.
+    an attention to them, `choice_fork` those of an operator that chooses; `matrix_mac` the seconds
+    of a multiply-add of a matrix product beside the attentions, `watts` what one core draws.
     """
 
     rates: Rates
     count: int
     fork: float
+    choice_fork: float
     contention: float
     matrix_mac: float
     watts: float
 
 
 def attention(cores: Cores, work: Workload) -> Cost:
-    """What one call takes."""
-    alone: dict[str, float] = defaultdict(float)
-    shared: dict[str, float] = defaultdict(float)
-    for part, rate, amount in amounts(work):
-        group = alone if rate in ONCE else shared
-        group[part] += cores.rates[rate] * amount
-    several = cores.count > 1
-    factor = (cores.contention if several else 1.0) / cores.count
-    parts = {name: seconds * factor for name, seconds in shared.items()}
-    for name, seconds in alone.items():
-        parts[name] = parts.get(name, 0.0) + seconds
-    if several and rows_together(work) > FEW:
-        busy = math.fsum(s for name, s in shared.items() if name != "selector") * factor
-        parts["imbalance"] = makespan(_runs(work, busy * cores.count), cores.count) - busy
-    if several:
-        parts["overhead"] += cores.fork
+    """What one call takes, with choosing its blocks."""
+    shared, alone = _divided(cores, amounts(work))
+    parts = dict(shared)
+    if cores.count > 1:
+        if rows_together(work) > FEW:
+            busy = math.fsum(shared.values())
+            parts["imbalance"] = makespan(_runs(work, busy * cores.count), cores.count) - busy
+        alone["overhead"] += cores.fork
+    parts["overhead"] = parts.get("overhead", 0.0) + alone["overhead"]
+    parts["selector"] = choice(cores, work.selector)
     return cost_of(parts, math.fsum(parts.values()) * cores.count * cores.watts)
+
+
+def choice(cores: Cores, work: SelectorWork) -> float:
+    """Seconds of choosing the blocks of one call."""
+    shared, alone = _divided(cores, choice_amounts(work))
+    forks = cores.choice_fork * work.calls if cores.count > 1 else 0.0
+    return math.fsum((*shared.values(), *alone.values(), forks))
+
+
+def _divided(cores: Cores, units: Amounts) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds by part: of what the cores share, and of what one of them does alone."""
+    factor = (cores.contention if cores.count > 1 else 1.0) / cores.count
+    shared: dict[str, float] = defaultdict(float)
+    alone: dict[str, float] = defaultdict(float)
+    for part, rate, amount in units:
+        if rate in ONCE:
+            alone[part] += cores.rates[rate] * amount
+        else:
+            shared[part] += cores.rates[rate] * amount * factor
+    return shared, alone
 
 
 def matrices(cores: Cores, work: MatrixWork) -> Cost:
@@ -103,15 +123,19 @@ def matrices(cores: Cores, work: MatrixWork) -> Cost:
     return cost_of({"qk": seconds}, seconds * cores.count * cores.watts)
 
 
-def amounts(w: Workload) -> Iterator[tuple[str, str, float]]:
-    """What one call consists of: the part, the rate it goes by, and how many units."""
+def amounts(w: Workload) -> Amounts:
+    """What one call consists of beside choosing its blocks."""
     yield "overhead", "call", 1.0
     yield from _few(w) if rows_together(w) <= FEW else _panels(w)
-    s = w.selector
+
+
+def choice_amounts(s: SelectorWork) -> Amounts:
+    """What choosing the blocks of one call consists of."""
     yield "selector", "select_mac", s.macs
     yield "selector", "select_score", s.scores
     yield "selector", "select_choice", s.choices
     yield "selector", "select_call", s.calls
+    yield "selector", "select_element", s.elements
 
 
 def rows_together(w: Workload) -> int:
@@ -120,7 +144,7 @@ def rows_together(w: Workload) -> int:
     return rows * (w.heads // w.kv_heads) if rows <= FEW else rows
 
 
-def _panels(w: Workload) -> Iterator[tuple[str, str, float]]:
+def _panels(w: Workload) -> Amounts:
     lanes, dims = _lanes(w), w.head_dim + w.value_dim
     pairs, row = w.kept_keys * lanes, dims * ITEM_BYTES[w.dtype]
     yield "qk", "mac", pairs * w.head_dim
@@ -138,10 +162,11 @@ def _panels(w: Workload) -> Iterator[tuple[str, str, float]]:
         yield "residual", "mac", w.groups * lanes * dims
         yield "residual", "score", w.groups * lanes
         yield "residual", "group", w.groups
+        yield "residual", "group_panel", w.blocks
         yield "residual", "mean", w.batch * w.kv_heads * w.k_length * dims
 
 
-def _few(w: Workload) -> Iterator[tuple[str, str, float]]:
+def _few(w: Workload) -> Amounts:
     """Read every kept key and value once for all heads that share them."""
     dims = w.head_dim + w.value_dim
     keys = w.batch * w.kv_heads * w.k_length * w.density

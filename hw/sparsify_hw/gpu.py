@@ -160,7 +160,8 @@ def _residual(n: Values, w: Workload) -> float:
 def _selector(n: Values, w: Workload) -> float:
     s = w.selector
     macs = 2 * s.macs / (_rate(n, w.dtype) * BIT_RATES[s.bits])
-    return macs + s.scores / _exponentials(n) + s.choices / n["float32_flops"]
+    computing = macs + s.scores / _exponentials(n) + s.choices / n["float32_flops"]
+    return max(computing, s.elements * ITEM_BYTES[w.dtype] / n["memory_bandwidth"])
 
 
 def _joules(n: Values, seconds: float, flops: float, moved: float, dtype: str) -> float:

@@ -49,6 +49,7 @@ def _cores(threads: int | None) -> Cores:
         rates=found.rates,
         count=threads or available(),
         fork=found.fork,
+        choice_fork=found.choice_fork,
         contention=found.contention,
         matrix_mac=found.matrix_mac,
         watts=numbers_of("host")["core_watts"].value,

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ ELEMENT_TYPES: dict[str, int] = {
 
 _RUNS = (5, 60)
 """Fewest and most counted runs of one probe."""
-_SECONDS = 0.35
+_SECONDS = 0.1
 """How long one probe is repeated, unless the fewest runs take longer."""
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -46,7 +46,16 @@ class Selecting:
         return choosing(Workload(*sizes, q_block=self.q_block, k_block=self.k_block))
 
 
-def seconds_of(probe: Workload | Selecting | MatrixWork, threads: int) -> float:
+Probe = Workload | Selecting | MatrixWork
+
+
+def fastest(probes: Sequence[Probe], threads: int) -> list[float]:
+    """Median seconds of each, the lower of two rounds: what else a machine does only adds."""
+    rounds = [[seconds_of(probe, threads) for probe in probes] for _ in range(2)]
+    return [min(times) for times in zip(*rounds, strict=True)]
+
+
+def seconds_of(probe: Probe, threads: int) -> float:
     """Median seconds of one call with so many threads; float32 and float16 only.
 
     Raises:
