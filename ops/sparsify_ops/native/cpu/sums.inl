@@ -46,28 +46,40 @@ static float moments(const Moments& what, float* sum) {
   return what.shift ? moments_of<true>(what, sum) : moments_of<false>(what, sum);
 }
 
-// log2 of the mean of exp(bias) over some keys, shifted by the largest so that it can not overflow.
-static float log_mean_exp(Element element, const void* bias, int64_t step, const int32_t* keys, int64_t count) {
-  vf top = splat(-kInf), sum = vf{};
-  for (int64_t at = 0; at < count; at += kWidth) {
-    const int64_t n = count - at < kWidth ? count - at : kWidth;
-    top = larger(row_bias(element, bias, step, keys + at, n, is_run(keys + at, n)), top);
+// Biases of kWidth rows, from rows to lanes: out[i] holds those of key at + i.
+INLINE int64_t turn_biases(const RowBiases& what, int64_t row, int64_t at, vf (&out)[kWidth]) {
+  const int64_t n = what.count - at < kWidth ? what.count - at : kWidth;
+  const int32_t* keys = what.keys + at;
+  const bool run = is_run(keys, n);
+#pragma GCC unroll 16
+  for (int i = 0; i < kWidth; ++i) {
+    const void* bias = element_at(what.element, what.bias, (row + i) * what.row_step);
+    __builtin_prefetch(element_at(what.element, bias, (keys[0] + 2 * kWidth) * what.key_step));
+    out[i] = row + i < what.rows ? row_bias(what.element, bias, what.key_step, keys, n, run) : vf{};
   }
-  float shift = -kInf, total = 0.0f;
-  for (int i = 0; i < kWidth; ++i) shift = top[i] > shift ? top[i] : shift;
-  if (shift == -kInf) shift = 0.0f;  // nothing but NaN: the sum will say so
-  for (int64_t at = 0; at < count; at += kWidth) {
-    const int64_t n = count - at < kWidth ? count - at : kWidth;
-    const vf x = row_bias(element, bias, step, keys + at, n, is_run(keys + at, n));
-    sum += exp2v((x - shift) * kLog2e);
+  transpose(out);
+  return n;
+}
+
+// For kWidth rows, log2 of the mean of exp(bias) over some keys, shifted by the largest so that it can not overflow.
+static void log_mean_exp(const RowBiases& what, int64_t row, float* out) {
+  vf x[kWidth], top = splat(-kInf), sum = vf{};
+  for (int64_t at = 0; at < what.count; at += kWidth) {
+    const int64_t n = turn_biases(what, row, at, x);
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kWidth; ++i) top = larger(i < n ? x[i] : top, top);
   }
-  for (int i = 0; i < kWidth; ++i) total += sum[i];
-  return shift * kLog2e + __builtin_log2f(total / (float)count);
+  const vf shift = choose(top == splat(-kInf), vf{}, top);  // nothing but NaN: the sum will say so
+  for (int64_t at = 0; at < what.count; at += kWidth) {
+    const int64_t n = what.count > kWidth ? turn_biases(what, row, at, x) : what.count;
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kWidth; ++i) sum += i < n ? exp2v((x[i] - shift) * kLog2e) : vf{};
+  }
+  for (int64_t i = 0; i < kWidth && row + i < what.rows; ++i) {
+    out[row + i] = shift[i] * kLog2e + __builtin_log2f(sum[i] / (float)what.count);
+  }
 }
 
 static void row_biases(const RowBiases& what, float* out) {
-  for (int64_t row = 0; row < what.rows; ++row) {
-    const void* bias = element_at(what.element, what.bias, row * what.row_step);
-    out[row] = log_mean_exp(what.element, bias, what.key_step, what.keys, what.count);
-  }
+  for (int64_t row = 0; row < what.rows; row += kWidth) log_mean_exp(what, row, out);
 }
