@@ -82,9 +82,10 @@ def points() -> Iterator[Point]:
 
 def _self_attentions(length: int, dim: int) -> Iterator[Point]:
     heads = max(2, min(8, 4096 // length))
+    chosen = Selecting(length, dim, heads, 16)
     dense = Workload(1, heads, heads, length, length, dim, dim)
     yield Point("dense", dense)
-    yield Point("dense, bias", replace(dense, bias=True))
+    yield Point("dense, bias", replace(dense, bias_heads=1))
     yield Point("dense, float16", replace(dense, dtype="float16"))
     for k_block, densities in DENSITIES.items():
         choice = Selecting(length, dim, heads, k_block)
@@ -94,8 +95,12 @@ def _self_attentions(length: int, dim: int) -> Iterator[Point]:
             yield Point(f"selected, k_block {k_block}", work, dense, choice)
     for residual, density in product(("mean", "iso"), RESIDUAL_DENSITIES):
         work = at_density(replace(dense, k_block=16, residual_block=16), density)
-        chosen = Selecting(length, dim, heads, 16)
         yield Point(f"residual {residual}", replace(work, residual=residual), dense, chosen)
+    biased = replace(dense, bias_heads=heads)
+    yield Point("dense, bias", biased)
+    for residual in ("none", "mean"):
+        work = at_density(replace(biased, k_block=16, residual_block=16), 0.2)
+        yield Point("selected, bias", replace(work, residual=residual), biased, chosen)
 
 
 def judge(grid: Sequence[Point], device: Device, threads: int) -> list[Judged]:

@@ -1,6 +1,5 @@
 """A trained language model with sliding windows, exact: `python -m benchmarks.language_model`."""
 
-import json
 import multiprocessing
 import resource
 import sys
@@ -13,7 +12,6 @@ from typing import Any
 
 import click
 import onnx
-import onnxruntime as ort
 from onnx import NodeProto
 
 import sparsify
@@ -21,6 +19,7 @@ from benchmarks import gemma
 from benchmarks.document import Table, console, duration, plural, show, write_section
 from benchmarks.gemma import LAYERS, WINDOW, WINDOWED, Gemma
 from benchmarks.paired import Feeds, interleave, ratio, session
+from benchmarks.profile import events
 from sparsify.report import Report
 from sparsify.timing import Timing
 
@@ -123,18 +122,10 @@ def _integers(node: NodeProto) -> dict[str, int]:
 
 def squares(path: Path, feeds: Feeds) -> int:
     """Count the tensors computed in one run that have two sizes as long as the sequence."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.enable_profiling = True
-    for library in sparsify.library_paths():
-        options.register_custom_ops_library(str(library))
-    with tempfile.TemporaryDirectory() as folder:
-        options.profile_file_prefix = str(Path(folder) / "run")
-        active = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        active.run(None, dict(feeds))
-        events = json.loads(Path(active.end_profiling()).read_text(encoding="utf-8"))
     length = feeds["input_ids"].shape[1]
-    return sum(shape.count(length) > 1 for event in events for shape in _computed(event))
+    return sum(
+        shape.count(length) > 1 for event in events(path, feeds) for shape in _computed(event)
+    )
 
 
 def _computed(event: Mapping[str, Any]) -> list[list[int]]:

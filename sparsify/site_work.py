@@ -8,7 +8,7 @@ from onnx import TensorProto
 
 from sparsify.grids import grid_of
 from sparsify.pattern import DynamicPattern, Grid, Pattern
-from sparsify.site import Site
+from sparsify.site import Mask, Site
 from sparsify.workload import NO_SELECTOR, SelectorWork, Workload, choosing
 
 _DTYPES: dict[int, str] = {
@@ -28,20 +28,29 @@ def exact_work(site: Site) -> Workload | None:
     if site.q_length is None or site.k_length is None:
         return None
     head_dim = site.head_dim or site.value_dim or _HEAD_DIM
+    heads = site.q_heads or site.kv_heads or _HEADS
     work = Workload(
         batch=site.batch or 1,
-        heads=site.q_heads or site.kv_heads or _HEADS,
+        heads=heads,
         kv_heads=site.kv_heads or site.q_heads or _HEADS,
         q_length=site.q_length,
         k_length=site.k_length,
         head_dim=head_dim,
         value_dim=site.value_dim or head_dim,
         dtype=_DTYPES.get(site.element_type, "float32"),
-        bias=any(not mask.forbids for mask in site.masks),
+        bias_heads=max((_bias_heads(mask, heads) for mask in site.masks), default=0),
     )
     if not site.causal and max(site.left_window, site.right_window) < 0:
         return work
     return replace(work, kept=_histogram(_seen(site, work)[None, :], work))
+
+
+def _bias_heads(mask: Mask, heads: int) -> int:
+    """How many heads add numbers of their own; where the graph does not tell, every one."""
+    if mask.forbids:
+        return 0
+    shared = len(mask.sizes) < 3 or mask.sizes[-3] == 1
+    return 1 if shared else heads
 
 
 def pattern_work(site: Site, pattern: Pattern, residual: str) -> Workload | None:

@@ -66,8 +66,9 @@ class Workload:
 
     Lengths are in tokens. `kept` is a histogram over all query blocks of all batches and heads:
     pairs of how many keys a query block computes and how many query blocks do; without it, every
-    query block computes every key. `bias` tells whether a number is added to every score.
-    `residual_block` is the size of the groups through which left-out keys contribute.
+    query block computes every key. `bias_heads` heads have numbers of their own that are added to
+    their scores: 0 where nothing is added, 1 where all heads share. `residual_block` is the size of
+    the groups through which left-out keys contribute.
 
     Raises:
         SparsifyError: a size that is not positive, or a histogram of other query blocks.
@@ -84,15 +85,14 @@ class Workload:
     q_block: int = 64
     k_block: int = 64
     kept: tuple[tuple[int, int], ...] = ()
-    bias: bool = False
+    bias_heads: int = 0
     residual: str = "none"
     residual_block: int = 64
     selector: SelectorWork = NO_SELECTOR
 
     def __post_init__(self) -> None:
-        sizes = {name: value for name, value in vars(self).items() if type(value) is int}
-        for name, value in sizes.items():
-            if value < 1:
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value < (name != "bias_heads"):
                 raise SparsifyError(f"workload: {name} is {value}; give a positive number")
         if self.dtype not in ITEM_BYTES:
             raise SparsifyError(f"workload: no type {self.dtype!r}; known: {', '.join(ITEM_BYTES)}")
@@ -153,10 +153,15 @@ class Workload:
 
     @property
     def io_bytes(self) -> int:
-        """Bytes of query, key, value and output, each counted once."""
+        """Bytes of query, key, value, output and biases, each counted once."""
         dims = self.head_dim + self.value_dim
         rows = self.heads * self.q_length + self.kv_heads * self.k_length
-        return self.batch * rows * dims * ITEM_BYTES[self.dtype]
+        return (self.batch * rows * dims + self.biases) * ITEM_BYTES[self.dtype]
+
+    @property
+    def biases(self) -> int:
+        """Numbers that are added to scores, each counted once, also those of left-out keys."""
+        return self.batch * self.bias_heads * self.q_length * self.k_length
 
 
 @dataclass(frozen=True)

@@ -107,8 +107,8 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path, monkeypatch, caplog):
             Workload(1, 2, 2, 256, 256, 32, 32, k_block=16, residual="iso", residual_block=16), 0.3
         ),
         at_density(Workload(1, 4, 2, 256, 256, 32, 64, k_block=1, residual="mean"), 0.2),
-        Workload(1, 2, 2, 128, 128, 32, 32, "float16", bias=False),
-        Workload(1, 2, 2, 1, 128, 32, 32, bias=True),
+        Workload(1, 2, 2, 128, 128, 32, 32, "float16"),
+        Workload(1, 2, 2, 1, 128, 32, 32, bias_heads=2),
         Selecting(256, 32, 2),
         MatrixWork(64**3, 1),
     ],

@@ -44,7 +44,7 @@ def test_sizes_come_from_the_site_and_the_length(site):
     assert (work.batch, work.heads, work.kv_heads) == (2, 3, 3)
     assert (work.q_length, work.k_length, work.head_dim) == (300, 300, 16)
     assert work.density == 1
-    assert not work.bias
+    assert work.bias_heads == 0
 
 
 @given(length=st.integers(1, 700), window=st.sampled_from([-1, 0, 100]))

@@ -41,6 +41,8 @@ RATES = {
     "far_byte": "a byte of keys and values that lies far",
     "convert": "an element of keys and values of a half-precision type, for each panel",
     "bias": "adding a number to a score",
+    "bias_seen": "a number to add, looked at for what it forbids, also of left-out keys",
+    "bias_group": "a number to add to a left-out score, as a part of its group's",
     "group": "a left-out group of one panel",
     "group_panel": "one panel with left-out groups",
     "mean": "an element of keys and values that goes into the means of groups",
@@ -156,8 +158,10 @@ def _panels(w: Workload) -> Amounts:
     yield "memory", "far_byte", w.kept_keys * row * max(0.0, 1 - NEAR / (w.k_length * row))
     if w.dtype != "float32":
         yield "overhead", "convert", w.kept_keys * dims
-    if w.bias:
+    if w.bias_heads:
         yield "softmax", "bias", pairs
+        yield "softmax", "bias_seen", w.biases
+        yield "residual", "bias_group", w.groups * w.residual_block * lanes
     if w.residual != "none":
         yield "residual", "mac", w.groups * lanes * dims
         yield "residual", "score", w.groups * lanes
@@ -176,8 +180,9 @@ def _few(w: Workload) -> Amounts:
     yield "memory", "few_byte", read
     yield "memory", "few_far_byte", max(0.0, read - CACHED)
     yield "overhead", "few_row", w.batch * w.heads * w.q_length
-    if w.bias:
+    if w.bias_heads:
         yield "softmax", "bias", w.scores
+        yield "softmax", "bias_seen", w.biases
 
 
 def _lanes(w: Workload) -> float:

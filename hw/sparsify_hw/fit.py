@@ -37,7 +37,11 @@ def _attentions() -> Iterator[Workload]:
         heads = max(1, 2048 // length)
         work = Workload(1, heads, heads, length, length, dim, dim, k_block=16, residual_block=16)
         yield replace(at_density(work, density), residual="mean" if density < 0.2 else "iso")
-    yield replace(base, bias=True)
+    for work in (base, near):
+        yield replace(work, bias_heads=1)
+        few = replace(at_density(replace(work, k_block=16), 0.1), bias_heads=work.heads)
+        yield few
+        yield replace(few, residual="mean", residual_block=16)
     yield replace(base, dtype="float16")
     yield at_density(Workload(1, 1, 1, 6144, 6144, 64, 64), 0.1)
     yield at_density(Workload(1, 1, 1, 6144, 6144, 128, 128), 0.05)

@@ -80,9 +80,9 @@ def _attention(work: Workload) -> tuple[bytes, Arrays]:
     feeds = _operands(work)
     if work.kept:
         feeds |= _selection(work)
-    if work.bias:
-        shape = (1, 1, work.q_length, work.k_length)
-        feeds["attn_bias"] = np.zeros(shape, np.float32)
+    if work.bias_heads:
+        shape = (1, work.bias_heads, work.q_length, work.k_length)
+        feeds["attn_bias"] = np.zeros(shape, feeds["Q"].dtype)
     gathered = work.residual != "none" and work.residual_block != work.k_block
     attributes = {
         "q_block": work.q_block,
@@ -93,7 +93,7 @@ def _attention(work: Workload) -> tuple[bytes, Arrays]:
     }
     flags = {
         "selection": bool(work.kept),
-        "attn_bias": work.bias,
+        "attn_bias": work.bias_heads > 0,
         "gqa": work.heads != work.kv_heads,
         "residual": work.residual != "none",
         "iso": work.residual == "iso",
