@@ -12,7 +12,7 @@ from benchmarks import cost_grid, cost_rows, cost_whole
 from benchmarks.cost_grid import Answer, Judged
 from benchmarks.cost_rows import Rows
 from benchmarks.cost_whole import Whole
-from benchmarks.document import Table, console, duration, show, verdict, write_section
+from benchmarks.document import Table, console, duration, plural, show, verdict, write_section
 from sparsify_hw.host import HOST, Host, available
 
 GRID_NOTE = """Attentions and choices of blocks at lengths of 256 to 8192 tokens, head_dim 32, 64
@@ -65,7 +65,7 @@ def _errors(found: Sequence[Judged], threads: int) -> Table:
         "target",
         "verdict",
     )
-    return Table(f"Errors, {threads} threads", columns, (*rows, total))
+    return Table(f"Errors, {plural(threads, 'thread')}", columns, (*rows, total))
 
 
 def _error_row(kind: str, found: Sequence[Judged]) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ def _answers(answers: Sequence[Answer], threads: int) -> Table:
         f">= {RIGHT:.0%} right, loss <= {LOSS:.0%}",
         verdict(right >= RIGHT and loss <= LOSS),
     )
-    return Table(f"Sparse or dense? {threads} threads", columns, (row,))
+    return Table(f"Sparse or dense? {plural(threads, 'thread')}", columns, (row,))
 
 
 def rows_table(found: Sequence[Rows], threads: int) -> Table:
@@ -108,7 +108,7 @@ def rows_table(found: Sequence[Rows], threads: int) -> Table:
         "measured ratio",
         "predicted ratio",
     )
-    return Table(f"{threads} threads", columns, tuple(_rows_cells(found)))
+    return Table(plural(threads, "thread"), columns, tuple(_rows_cells(found)))
 
 
 def _rows_cells(found: Sequence[Rows]) -> Iterator[tuple[str, ...]]:
@@ -152,7 +152,7 @@ def whole_table(found: Sequence[Whole], threads: int) -> Table:
         )
         for each in found
     )
-    return Table(f"{threads} threads", columns, rows)
+    return Table(plural(threads, "thread"), columns, rows)
 
 
 def measured(part: str, threads: int, pairs: int) -> list[Table]:

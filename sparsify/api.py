@@ -18,7 +18,7 @@ from sparsify.rewrite import apply_plan
 from sparsify.save import Staged, check_output, staged
 from sparsify.site import Findings
 from sparsify.spec import parse_spec
-from sparsify.verification import Verification, compare, noise_floor, outputs_of
+from sparsify.verification import Verification, noise_floor, run_model, verification_of
 
 log = logging.getLogger(__name__)
 
@@ -163,13 +163,13 @@ def _verified(
         return Verification(trial.inputs, skipped=reason)
     try:
         feeds = trial.feeds(model)
-        wanted = outputs_of(model.path, feeds, library=trial.library)
+        wanted = run_model(model.path, feeds, library=trial.library, timed=trial.chosen)
     except SparsifyError as error:
         if trial.chosen:
             raise
         return Verification(trial.inputs, skipped=str(error))
-    got = outputs_of(stage.path, feeds, library=trial.library)
-    found = Verification(trial.inputs, compare(wanted, got))
+    got = run_model(stage.path, feeds, library=trial.library, timed=trial.chosen)
+    found = verification_of(trial.inputs, wanted, got)
     exact = all(decision.grade in ("exact", None) for decision in plan.decisions)
     if exact and found.worst > ROUNDING:
         reason = _known_difference(findings, plan, trial)

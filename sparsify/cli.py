@@ -275,7 +275,12 @@ def verify(
     with steps(False, 1) as progress:
         progress("verifying")
         found = verification.verify(
-            original, changed, trial.feeds(loaded), inputs=trial.inputs, library=trial.library
+            original,
+            changed,
+            trial.feeds(loaded),
+            inputs=trial.inputs,
+            library=trial.library,
+            timed=trial.chosen,
         )
     show_verification(out, found)
 

@@ -13,8 +13,9 @@ from sparsify.grids import grid_of
 from sparsify.model import Model
 from sparsify.pattern import Pattern
 from sparsify.plugins import Device, unknown
+from sparsify.predicted import Predicted, predicted
 from sparsify.site import Findings, Site
-from sparsify.site_work import exact_work, grid_at, pattern_work
+from sparsify.site_work import exact_work, grid_at
 from sparsify.spec import PatternSpec, make_pattern, parse_spec
 
 PLAN_VERSION = 1
@@ -27,7 +28,8 @@ class Decision:
 
     `status` is "replaced" or "kept"; `grade` one of `GRADES` (None when kept). `pattern` is written
     as on the command line. `density` is the share of scores that the pattern keeps, where it can be
-    told without running (1.0 for exact sites). `reason` says why.
+    told without running (1.0 for exact sites). `reason` says why. `predicted` is what a device told
+    of the pattern that was asked for, also where it is not used.
     """
 
     site: str
@@ -38,6 +40,7 @@ class Decision:
     residual: str
     density: float | None
     reason: str
+    predicted: Predicted | None = None
 
     @property
     def replaced(self) -> bool:
@@ -111,7 +114,8 @@ def make_plan(
     """Decide about every site.
 
     A site without a pattern is replaced by the exact operator. With a device, a pattern that is
-    predicted not to pay at a known length gives way to the exact operator, and the reason says so.
+    predicted not to pay gives way to the exact operator, and the reason says so; the device is
+    asked where lengths are known, from the graph or from the longest that the request names.
 
     Raises:
         SparsifyError: unknown pattern, option or residual, a pattern that fits no site, or a bad
@@ -162,10 +166,11 @@ def _requested(
     if residual == "iso" and site.softcap:
         residual, reason = "mean", f"{reason}; iso is not defined with a softcap, so mean"
     density = known_density(pattern, site)
+    told = None
     if device is not None:
-        doubt = _does_not_pay(device, site, pattern, residual)
-        if doubt is not None:
-            return replace(exact, reason=doubt)
+        told = predicted(device, site, pattern, residual, request.max_length)
+    if told is not None and not told.pays:
+        return replace(exact, reason=_doubt(told), predicted=told)
     return replace(
         exact,
         grade="requested",
@@ -173,6 +178,7 @@ def _requested(
         residual=residual,
         density=density,
         reason="; ".join((reason, *site.notes)),
+        predicted=told,
     )
 
 
@@ -209,17 +215,12 @@ def known_density(pattern: Pattern, site: Site) -> float | None:
     return float(kept.mean() / grid.permitted().mean())
 
 
-def _does_not_pay(device: Device, site: Site, pattern: Pattern, residual: str) -> str | None:
-    """Why the exact operator is the better choice, where sizes are known well enough to tell."""
-    dense, sparse = exact_work(site), pattern_work(site, pattern, residual)
-    if dense is None or sparse is None:
-        return None
-    before, after = device.cost(dense).seconds, device.cost(sparse).seconds
-    if after < before:
-        return None
+def _doubt(told: Predicted) -> str:
+    """Why the exact operator is the better choice."""
     return (
-        f"kept dense: on {device.name} the pattern is predicted to take {after * 1e3:.2f} ms "
-        f"a call, computing every score {before * 1e3:.2f} ms"
+        f"kept dense: on {told.device} the pattern is predicted to take "
+        f"{told.seconds * 1e3:.2f} ms a call, computing every score "
+        f"{told.exact_seconds * 1e3:.2f} ms"
     )
 
 
@@ -240,7 +241,8 @@ def _decision(item: dict[str, Any]) -> Decision:
     for name, kinds in _TYPES.items():
         if not isinstance(item[name], kinds):
             raise TypeError(f"{name} is {item[name]!r}")
-    return Decision(**item)
+    told = item.get("predicted")
+    return Decision(**{**item, "predicted": None if told is None else Predicted(**told)})
 
 
 def _check_decisions(plan: Plan) -> None:

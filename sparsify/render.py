@@ -48,6 +48,7 @@ def show_refusals(console: Console, refusals: Sequence[Refusal]) -> None:
 def show_plan(console: Console, plan: Plan) -> None:
     """Every decision."""
     _show_decisions(console, plan.decisions)
+    _show_predicted(console, plan.decisions)
 
 
 def show_report(console: Console, report: Report) -> None:
@@ -55,6 +56,7 @@ def show_report(console: Console, report: Report) -> None:
     _show_decisions(console, report.decisions)
     show_refusals(console, report.refusals)
     show_verification(console, report.verification)
+    _show_predicted(console, report.decisions)
     kept = report.found - report.replaced
     console.print(
         f"{report.replaced} of {report.found} attention {_plural('site', report.found)} replaced, "
@@ -81,6 +83,12 @@ def show_verification(console: Console, verification: Verification) -> None:
             console.print(
                 Text(f"{error.name}: {error.non_finite} values of the original are not finite")
             )
+    if verification.seconds is not None:
+        before, after = verification.seconds
+        console.print(
+            f"one run took {before * 1e3:.1f} ms, now {after * 1e3:.1f} ms: "
+            f"{before / after:.2f}x; `sparsify bench` measures more closely"
+        )
 
 
 def show_timings(console: Console, timings: Sequence[Timing]) -> None:
@@ -128,6 +136,21 @@ def _show_decisions(console: Console, decisions: Sequence[Decision]) -> None:
     rows = _grouped(decisions, _decision_row, lambda decision: decision.site)
     columns = ("sites", "name", "grade", "pattern", "residual", "density", "reason")
     _table(console, columns, rows)
+
+
+def _show_predicted(console: Console, decisions: Sequence[Decision]) -> None:
+    """The time of one run that a device tells, over the sites it was asked about."""
+    told = [decision.predicted for decision in decisions if decision.predicted is not None]
+    if not told:
+        return
+    seconds = sum(min(each.seconds, each.exact_seconds) for each in told)
+    exact = sum(each.exact_seconds for each in told)
+    console.print(
+        Text(
+            f"predicted on {told[0].device}, {told[0].k_length} tokens: {seconds * 1e3:.2f} ms for "
+            f"{len(told)} {_plural('attention', len(told))}, {exact * 1e3:.2f} ms with every score"
+        )
+    )
 
 
 def _grouped(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sparsify.errors import SparsifyError
@@ -101,4 +101,5 @@ def _site_json(decision: Decision) -> dict[str, object]:
         "residual": decision.residual,
         "density": decision.density,
         "reason": decision.reason,
+        "predicted": None if decision.predicted is None else asdict(decision.predicted),
     }

@@ -1,5 +1,6 @@
 """Runs a model before and after, and says by how much every output changed."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ import numpy.typing as npt
 from sparsify import runtime
 from sparsify.errors import SparsifyError
 from sparsify.feeds import Feeds
+
+_RUNS, _LONG = 3, 2.0
+"""A model is timed by so many runs; none begins after so many seconds."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,25 @@ class OutputError:
 
 
 @dataclass(frozen=True)
+class Ran:
+    """What a model answers to each set of inputs; the seconds of one run on the first, if timed."""
+
+    outputs: list[dict[str, npt.NDArray[Any]]]
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class Verification:
-    """The errors of all outputs on `inputs` ("random" or "data"), or why there was no run."""
+    """The errors of all outputs on `inputs` ("random" or "data"), or why there was no run.
+
+    `seconds` are those of one run of the original and of the changed model, where the user said
+    what to run on.
+    """
 
     inputs: str
     outputs: tuple[OutputError, ...] = ()
     skipped: str | None = None
+    seconds: tuple[float, float] | None = None
 
     @property
     def worst(self) -> float:
@@ -57,7 +74,11 @@ class Verification:
             "inputs": self.inputs,
             "outputs": [output.to_json() for output in self.outputs],
         }
-        return result if self.skipped is None else result | {"skipped": self.skipped}
+        if self.skipped is not None:
+            result["skipped"] = self.skipped
+        if self.seconds is not None:
+            result["seconds"] = dict(zip(("original", "changed"), self.seconds, strict=True))
+        return result
 
 
 def verify(
@@ -67,35 +88,63 @@ def verify(
     *,
     inputs: str = "data",
     library: bool = True,
+    timed: bool = False,
 ) -> Verification:
     """Run both models on every set of inputs and compare all outputs that both have.
 
     Raises:
         SparsifyError: ONNX Runtime is missing, or runs one of the models not at all.
     """
-    wanted = outputs_of(original, feeds, library=library)
-    got = outputs_of(changed, feeds, library=library)
-    return Verification(inputs, compare(wanted, got))
+    wanted = run_model(original, feeds, library=library, timed=timed)
+    got = run_model(changed, feeds, library=library, timed=timed)
+    return verification_of(inputs, wanted, got)
+
+
+def verification_of(inputs: str, wanted: Ran, got: Ran) -> Verification:
+    """Compare what the original and the changed model answered."""
+    timed = wanted.seconds is not None and got.seconds is not None
+    seconds = (wanted.seconds or 0.0, got.seconds or 0.0) if timed else None
+    return Verification(inputs, compare(wanted.outputs, got.outputs), seconds=seconds)
 
 
 def noise_floor(original: str | Path, feeds: Sequence[Feeds]) -> float:
     """How far the original is from itself at another optimisation level (relative L2, worst)."""
-    plain = outputs_of(original, feeds, library=False)
-    other = outputs_of(original, feeds, library=False, optimize=False)
-    return max((output.rel_l2 for output in compare(plain, other)), default=0.0)
+    plain = run_model(original, feeds, library=False)
+    other = run_model(original, feeds, library=False, optimize=False)
+    return max((output.rel_l2 for output in compare(plain.outputs, other.outputs)), default=0.0)
 
 
-def outputs_of(
-    model: str | Path, feeds: Sequence[Feeds], *, library: bool, optimize: bool = True
-) -> list[dict[str, npt.NDArray[Any]]]:
-    """All outputs of a model, for each set of inputs."""
+def run_model(
+    model: str | Path,
+    feeds: Sequence[Feeds],
+    *,
+    library: bool,
+    optimize: bool = True,
+    timed: bool = False,
+) -> Ran:
+    """All outputs of a model, for each set of inputs.
+
+    Raises:
+        SparsifyError: ONNX Runtime is missing, or does not run the model.
+    """
     active = runtime.session(model, library=library, optimize=optimize)
     try:
-        return [runtime.run(active, feed) for feed in feeds]
+        outputs = [runtime.run(active, feed) for feed in feeds]
     except SparsifyError as error:
         raise SparsifyError(
             f"{model}: {error}; give real shapes (--shape, --dim) or --data"
         ) from error
+    return Ran(outputs, _seconds(active, feeds[0]) if timed else None)
+
+
+def _seconds(active: Any, feed: Feeds) -> float:
+    """The fastest of a few more runs."""
+    spent: list[float] = []
+    while len(spent) < _RUNS and sum(spent) < _LONG:
+        start = time.perf_counter()
+        runtime.run(active, feed)
+        spent.append(time.perf_counter() - start)
+    return min(spent)
 
 
 def compare(wanted: Sequence[Feeds], got: Sequence[Feeds]) -> tuple[OutputError, ...]:

@@ -165,6 +165,7 @@ def test_reports(model: Path) -> None:
         "residual",
         "density",
         "reason",
+        "predicted",
     ]
     assert data["verify"]["inputs"] == "random"
     assert set(data["verify"]["outputs"][0]) >= {"name", "max_abs", "rel_l2", "cosine"}
@@ -199,7 +200,9 @@ def test_data_to_verify_on(model: Path) -> None:
         "--report",
         report,
     )
-    assert json.loads(report.read_text())["verify"]["inputs"] == "data"
+    verified = json.loads(report.read_text())["verify"]
+    assert verified["inputs"] == "data"
+    assert min(verified["seconds"]["original"], verified["seconds"]["changed"]) > 0
 
 
 def test_bad_data(model: Path) -> None:
@@ -349,6 +352,7 @@ def test_verify(model: Path) -> None:
     for library in ((), ("--no-library",)):
         said = ok("verify", model, output, "--dim", "s=9", *library)
         assert "relative L2" in said
+        assert "one run took" in said
     other = plain_model()
     other.graph.node[-1].output[0] = other.graph.output[0].name = "w"
     path = save(other, model.parent, "other.onnx")

@@ -25,8 +25,10 @@ from sparsify.workload import (
 )
 from sparsify_hw.numbers import BASES, QUANTITIES, table
 
-MODELS = sorted(set(table()) - {"host"})
+MODELS = sorted(set(table()) - {"host", "cpu-kernel"})
 """Devices that are nothing but their numbers."""
+
+CPUS = ("neoverse-v2", "sapphire-rapids", "sapphire-rapids-amx", "zen4", "zen5")
 
 GPUS = ("a100", "h100", "h200", "l4", "rtx4090", "orin")
 
@@ -84,6 +86,37 @@ def test_no_gpu_beats_its_datasheet(name, work):
     read = work.io_bytes if work.density == 1 else 0
     assert read / cost.seconds <= numbers["memory_bandwidth"] * (1 + 1e-9)
     assert cost.joules <= numbers["watts"] * cost.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", CPUS)
+@given(work=workloads)
+def test_no_cpu_beats_its_datasheet(name, work):
+    numbers = {n: row.value for n, row in table()[name].items()}
+    per_cycle = max(numbers.get(f"{kind}_per_cycle", 0) for kind in (work.dtype, "float32"))
+    cost = device_named(name).cost(work)
+    peak = numbers["cores"] * numbers["clock_hertz"] * per_cycle
+    assert 2 * work.macs / cost.seconds <= peak * (1 + 1e-9)
+    read = work.io_bytes if work.density == 1 else 0
+    assert read / cost.seconds <= numbers["memory_bandwidth"] * (1 + 1e-9)
+    assert cost.joules <= numbers["watts"] * cost.seconds * (1 + 1e-9)
+
+
+def test_matrix_units_multiply_bfloat16_and_nothing_else():
+    work = Workload(1, 16, 16, 4096, 4096, 64, 64)
+    half = replace(work, dtype="bfloat16")
+    without, units = device_named("sapphire-rapids"), device_named("sapphire-rapids-amx")
+    assert units.cost(work).seconds == without.cost(work).seconds
+    assert units.cost(half).seconds < 0.5 * without.cost(half).seconds
+    product = MatrixWork(10**12, 10**9, "bfloat16")
+    assert units.dense(product).seconds < 0.1 * without.dense(product).seconds
+
+
+def test_half_of_the_cores_take_twice_as_long(tmp_path):
+    path = tmp_path / "half.toml"
+    path.write_text('like = "zen4"\ncores = 48\n', encoding="utf-8")
+    work = Workload(1, 96, 96, 4096, 4096, 64, 64)
+    half, whole = device_named(str(path)).cost(work), device_named("zen4").cost(work)
+    assert half.seconds == pytest.approx(2 * whole.seconds, rel=0.01)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -11,7 +11,7 @@ from running import OFF
 
 from sparsify import SparsifyError, api, find_sites, load
 from sparsify.feeds import stand_ins
-from sparsify.verification import compare, outputs_of
+from sparsify.verification import compare, run_model
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "models" / "ort_fixtures"
 REASON = "the fixtures of ONNX Runtime's fusion tests do not stand beside this checkout"
@@ -84,10 +84,10 @@ def test_what_is_replaced_computes_the_same(name: str, tmp_path: Path) -> None:
         return
     feeds = stand_ins(load(FOLDER / name))
     try:
-        wanted = outputs_of(FOLDER / name, [feeds], library=False)
+        wanted = run_model(FOLDER / name, [feeds], library=False).outputs
     except SparsifyError:
         pytest.skip("the fixture itself does not run on stand-in inputs")
     for library in (False, True):
-        for error in compare(wanted, outputs_of(output, [feeds], library=library)):
+        for error in compare(wanted, run_model(output, [feeds], library=library).outputs):
             half = any(x.dtype == np.float16 for x in wanted[0].values())
             assert error.rel_l2 < (2e-2 if half else 1e-3)

@@ -15,7 +15,7 @@ from running import both_ways, close, codes, found, optimized, rewritten, run
 from sparsify import SparsifyError, load
 from sparsify.feeds import stand_ins
 from sparsify.trial import Sizes
-from sparsify.verification import compare, outputs_of
+from sparsify.verification import compare, run_model
 
 INT32, INT64 = TensorProto.INT32, TensorProto.INT64
 HEADS, DIM = 4, 32
@@ -402,11 +402,11 @@ def test_a_fixture_of_the_optimizer(name: str, tmp_path: Path) -> None:
         return
     try:
         feeds = stand_ins(model)
-        wanted = outputs_of(FOLDER / name, [feeds], library=False)
+        wanted = run_model(FOLDER / name, [feeds], library=False).outputs
     except (SparsifyError, ValueError):  # sizes of -1, ids out of range, halves
         pytest.skip("the fixture itself does not run on stand-in inputs")
     for library in (False, True):
-        for error in compare(wanted, outputs_of(output, [feeds], library=library)):
+        for error in compare(wanted, run_model(output, [feeds], library=library).outputs):
             assert error.rel_l2 < 1e-3
 
 

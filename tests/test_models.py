@@ -12,7 +12,7 @@ from graphs import Array
 from sparsify import api, find_sites, load
 from sparsify.feeds import stand_ins
 from sparsify.report import Report
-from sparsify.verification import compare, outputs_of
+from sparsify.verification import compare, run_model
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def test_the_sites_have_the_sizes_of_the_architecture(
 def test_the_outputs_stay(case: tuple[Known, Path, Path, Report], library: bool) -> None:
     known, path, output, _ = case
     feeds = feeds_of(known, path)
-    wanted = outputs_of(path, [feeds], library=False)
-    got = outputs_of(output, [feeds], library=library)
+    wanted = run_model(path, [feeds], library=False).outputs
+    got = run_model(output, [feeds], library=library).outputs
     # An int8 model quantises its activations, so rounding may tip a value over.
     limit = 2e-2 if known.distribution.endswith("int8") else 1e-4
     for error in compare(wanted, got):

@@ -34,6 +34,7 @@ from sparsify import (
     make_plan,
     read_plan,
 )
+from sparsify.devices import device_named
 from sparsify.spec import PatternSpec, parse_spec
 
 
@@ -236,6 +237,25 @@ def test_weights_are_no_part_of_the_graph(tmp_path: Path) -> None:
         model = build(nodes, inputs, Y, [C, weight])
         hashes.add(load(save(model, tmp_path)).graph_hash())
     assert len(hashes) == 1
+
+
+def test_a_plan_says_what_the_device_told(tmp_path: Path) -> None:
+    """Lengths that the graph leaves open are those of `max_length`; without it, none is asked."""
+    found = load(save(plain_model(), tmp_path))
+    sites = find_sites(found)
+    spec = (parse_spec("mean_key:density=0.1"),)
+    h100 = device_named("h100")
+    plan = make_plan(found, sites, Request(spec, max_length=16384), h100)
+    told = plan.decisions[0].predicted
+    assert told is not None
+    assert (told.device, told.q_length, told.k_length) == ("h100", 16384, 16384)
+    assert 0 < told.seconds < told.exact_seconds
+    assert Plan.from_json(plan.to_json()) == plan
+    (short,) = make_plan(found, sites, Request(spec, max_length=64), h100).decisions
+    assert short.grade == "exact"
+    assert short.predicted is not None
+    assert not short.predicted.pays
+    assert make_plan(found, sites, Request(spec), h100).decisions[0].predicted is None
 
 
 def test_decisions_are_plain_values(tmp_path: Path) -> None:

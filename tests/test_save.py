@@ -282,7 +282,7 @@ def test_nothing_is_left_when_the_check_fails(
     def fail(*args: object, **named: object) -> None:
         raise SparsifyError("does not agree")
 
-    monkeypatch.setattr(api, "compare", fail)
+    monkeypatch.setattr(api, "verification_of", fail)
     before = hashes(tmp_path)
     with pytest.raises(SparsifyError, match="does not agree"):
         api.optimize(path, tmp_path / "o.onnx")

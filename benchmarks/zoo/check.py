@@ -12,7 +12,7 @@ from benchmarks.zoo.feeds import Arrays, feeds
 from benchmarks.zoo.results import Result
 from benchmarks.zoo.variants import Variant
 from sparsify import SparsifyError, api
-from sparsify.verification import compare, noise_floor, outputs_of
+from sparsify.verification import compare, noise_floor, run_model
 
 TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "int8": 2e-2, "qdq": 1e-1}
 """Relative L2 error of the worst output, beyond which the original must vary by half as much.
@@ -32,7 +32,7 @@ def check(variant: Variant, path: Path) -> Result:
     for sizes in (fixed, {**fixed, "batch": 1}):
         trials = _trials(variant, proto, sizes)
         try:
-            wanted = outputs_of(path, trials, library=False)
+            wanted = run_model(path, trials, library=False).outputs
         except SparsifyError as error:
             why = why or str(error).replace(str(path), "it").partition("(")[2].rstrip(")")
         else:
@@ -49,7 +49,7 @@ def _checked(
         output = Path(folder) / "out.onnx"
         report = api.optimize(path, output, trial=api.Trial(enabled=False))
         for library in (False, True) if report.output else ():
-            got = outputs_of(output, trials, library=library)
+            got = run_model(output, trials, library=library).outputs
             errors.append(_worst(wanted, got))
             others.append(_worst(_unpadded(wanted, trials), _unpadded(got, trials)))
     tolerance, floor = TOLERANCES[variant.numbers], 0.0

@@ -8,43 +8,10 @@ predicts scores in few bits while the array works.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 
-from sparsify.claims import Claim
 from sparsify.workload import ITEM_BYTES, Cost, MatrixWork, Workload, cost_of
-from sparsify_hw.numbers import Numbers, Values, values, with_given
+from sparsify_hw.numbers import Values
 from sparsify_hw.schedule import makespan
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """An array by its numbers (see `numbers.QUANTITIES`)."""
-
-    name: str
-    numbers: Numbers
-    judge: Callable[["Accelerator"], tuple[Claim, ...]]
-    """What its paper published, beside what these numbers give."""
-
-    def cost(self, workload: Workload) -> Cost:
-        """Seconds and joules of one call; the energy is an estimate."""
-        return attention(values(self.numbers), workload)
-
-    def dense(self, work: MatrixWork) -> Cost:
-        """Seconds and joules of matrix products beside the attentions."""
-        return matrices(values(self.numbers), work)
-
-    def claims(self) -> tuple[Claim, ...]:
-        """What its paper published, beside what these numbers give."""
-        return self.judge(self)
-
-    def with_numbers(self, name: str, given: Mapping[str, object], where: str) -> "Accelerator":
-        """The same array with numbers from the file `where`, under another name.
-
-        Raises:
-            SparsifyError: an unknown number, or nonsense for a value.
-        """
-        return replace(self, name=name, numbers=with_given(self.numbers, given, where))
 
 
 def attention(n: Values, w: Workload) -> Cost:

@@ -42,6 +42,7 @@ RATES = {
     "convert": "an element of keys and values of a half-precision type, for each panel",
     "bias": "adding a number to a score",
     "bias_seen": "a number to add, looked at for what it forbids, also of left-out keys",
+    "bias_far_byte": "a byte of numbers to add beyond the last cache, each time it is read",
     "bias_group": "a number to add to a left-out score, as a part of its group's",
     "group": "a left-out group of one panel",
     "group_panel": "one panel with left-out groups",
@@ -57,6 +58,9 @@ RATES = {
     "select_element": "an element of queries and keys that is read for choosing",
 }
 """Seconds of one core for one unit of each kind of work."""
+
+READING = frozenset({"bias_far_byte", "far_byte", "few_byte", "few_far_byte"})
+"""Rates of what one core reads, as fast as the memory lets it."""
 
 ONCE = frozenset({"call", "select_call"})
 """Rates of what one core does once a call, whatever the others do."""
@@ -74,6 +78,7 @@ class Cores:
     `contention` is a factor on the time of each where several work, `fork` the seconds of handing
     an attention to them, `choice_fork` those of an operator that chooses; `matrix_mac` the seconds
     of a multiply-add of a matrix product beside the attentions, `watts` what one core draws.
+    Threads take `run` multiply-adds at once, or one panel at least.
     """
 
     rates: Rates
@@ -83,6 +88,7 @@ class Cores:
     contention: float
     matrix_mac: float
     watts: float
+    run: int = RUN
 
 
 def attention(cores: Cores, work: Workload) -> Cost:
@@ -92,7 +98,9 @@ def attention(cores: Cores, work: Workload) -> Cost:
     if cores.count > 1:
         if rows_together(work) > FEW:
             busy = math.fsum(shared.values())
-            parts["imbalance"] = makespan(_runs(work, busy * cores.count), cores.count) - busy
+            parts["imbalance"] = (
+                makespan(_runs(cores, work, busy * cores.count), cores.count) - busy
+            )
         alone["overhead"] += cores.fork
     parts["overhead"] = parts.get("overhead", 0.0) + alone["overhead"]
     parts["selector"] = choice(cores, work.selector)
@@ -162,6 +170,7 @@ def _panels(w: Workload) -> Amounts:
         yield "softmax", "bias", pairs
         yield "softmax", "bias_seen", w.biases
         yield "residual", "bias_group", w.groups * w.residual_block * lanes
+        yield "memory", "bias_far_byte", _far_biases(w)
     if w.residual != "none":
         yield "residual", "mac", w.groups * lanes * dims
         yield "residual", "score", w.groups * lanes
@@ -183,6 +192,13 @@ def _few(w: Workload) -> Amounts:
     if w.bias_heads:
         yield "softmax", "bias", w.scores
         yield "softmax", "bias_seen", w.biases
+        yield "memory", "bias_far_byte", _far_biases(w)
+
+
+def _far_biases(w: Workload) -> float:
+    """Bytes of biases that are read from memory: all for what they forbid, left-out ones again."""
+    again = 1 - w.density if w.residual != "none" else 0.0
+    return max(0.0, w.biases * ITEM_BYTES[w.dtype] - CACHED) * (1 + again)
 
 
 def _lanes(w: Workload) -> float:
@@ -192,13 +208,13 @@ def _lanes(w: Workload) -> float:
     return lanes * LANES / -(-w.q_length // w.q_block)
 
 
-def _runs(w: Workload, total: float) -> Iterator[tuple[float, int]]:
-    """Cut the call's `total` seconds into runs as the kernel does: `RUN` or one panel at least."""
+def _runs(cores: Cores, w: Workload, total: float) -> Iterator[tuple[float, int]]:
+    """Cut the call's `total` seconds into what threads take at once."""
     dims, rows = w.head_dim + w.value_dim, min(w.q_block, w.q_length)
     weights = [(keys + LANES, blocks) for keys, blocks in w.histogram]
     share = total / sum(weight * blocks for weight, blocks in weights)
     for weight, blocks in weights:
-        together = min(max(1, round(RUN / (weight * rows * dims))), blocks)
+        together = min(max(1, round(cores.run / (weight * rows * dims))), blocks)
         whole, rest = divmod(blocks, together)
         yield share * weight * together, whole
         if rest:

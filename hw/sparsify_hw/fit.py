@@ -37,8 +37,8 @@ def _attentions() -> Iterator[Workload]:
         heads = max(1, 2048 // length)
         work = Workload(1, heads, heads, length, length, dim, dim, k_block=16, residual_block=16)
         yield replace(at_density(work, density), residual="mean" if density < 0.2 else "iso")
-    for work in (base, near):
-        yield replace(work, bias_heads=1)
+    yield replace(base, bias_heads=1)
+    for work in (base, near, Workload(1, 4, 4, 3072, 3072, 64, 64)):
         few = replace(at_density(replace(work, k_block=16), 0.1), bias_heads=work.heads)
         yield few
         yield replace(few, residual="mean", residual_block=16)

@@ -7,11 +7,11 @@ instead. Memory counts where it takes longer than computing (the roofline of Wil
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 
 from sparsify.workload import ITEM_BYTES, Cost, MatrixWork, Workload, cost_of
-from sparsify_hw.numbers import Numbers, Values, numbers_of, values, with_given
+from sparsify_hw.numbered import Numbered
+from sparsify_hw.numbers import Values, numbers_of
 from sparsify_hw.schedule import makespan
 
 MATRIX_ROWS = 16
@@ -22,30 +22,6 @@ SPLIT_KEYS = 256
 
 BIT_RATES = {32: 1.0, 16: 1.0, 8: 2.0, 4: 4.0}
 """Rate of a selector's multiply-adds of so many bits, in units of the attention's own type."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU by its numbers (see `numbers.QUANTITIES`)."""
-
-    name: str
-    numbers: Numbers
-
-    def cost(self, workload: Workload) -> Cost:
-        """Seconds and joules of one call; the energy is an estimate."""
-        return attention(values(self.numbers), workload)
-
-    def dense(self, work: MatrixWork) -> Cost:
-        """Seconds and joules of matrix products beside the attentions."""
-        return matrices(values(self.numbers), work)
-
-    def with_numbers(self, name: str, given: Mapping[str, object], where: str) -> "Gpu":
-        """The same GPU with numbers from the file `where`, under another name.
-
-        Raises:
-            SparsifyError: an unknown number, or nonsense for a value.
-        """
-        return replace(self, name=name, numbers=with_given(self.numbers, given, where))
 
 
 def attention(n: Values, w: Workload) -> Cost:
@@ -172,5 +148,6 @@ def _joules(n: Values, seconds: float, flops: float, moved: float, dtype: str) -
 
 
 A100, H100, H200, L4, RTX4090, ORIN = (
-    Gpu(name, numbers_of(name)) for name in ("a100", "h100", "h200", "l4", "rtx4090", "orin")
+    Numbered(name, numbers_of(name), attention, matrices)
+    for name in ("a100", "h100", "h200", "l4", "rtx4090", "orin")
 )

@@ -13,20 +13,28 @@ from importlib import resources
 from sparsify.errors import SparsifyError
 from sparsify.plugins import unknown
 from sparsify.toml import parse_toml
+from sparsify_hw.cpu import RATES, READING
 
 BASES = ("datasheet", "measured", "estimate", "given")
 """Where a number comes from: its maker, a measurement, an estimate, or the user's own file."""
 
+CYCLES = {rate: f"{rate}_cycles" for rate in RATES.keys() - READING - {"mac"}}
+"""The quantities of what the kernel of a CPU does beside multiplying and reading, by rate."""
+
 QUANTITIES = {
     "area_overhead": "area that an extension adds to the array, as a share",
+    "bfloat16_efficiency": "share of the peak in bfloat16, where it differs",
     "bfloat16_flops": "FLOP/s of dense bfloat16 matrices, all units together",
+    "bfloat16_per_cycle": "FLOP/cycle of one core in bfloat16 matrices",
     "clock_hertz": "cycles/s under load",
+    "cores": "cores of a CPU",
     "core_watts": "W of one core under full load",
     "detector_macs": "multiply-adds/cycle of the detector",
     "efficiency": "share of the peak arithmetic that the best known kernel reaches",
     "exponentials_per_cycle": "exponentials/cycle of one multiprocessor",
     "float16_flops": "FLOP/s of dense float16 matrices, all units together",
     "float32_flops": "FLOP/s of float32, all units together",
+    "float32_per_cycle": "FLOP/cycle of one core in float32",
     "fragment": "rows and columns of the fragment that an instruction multiplies or skips",
     "fragment_overhead_cycles": "cycles of reading the metadata of one fragment, kept or not",
     "idle_watts": "W without work",
@@ -35,7 +43,7 @@ QUANTITIES = {
     "joules_per_operand_byte": "J of a byte that the main array fetches from its buffers",
     "l2_bandwidth": "bytes/s from the second-level cache, all units together",
     "l2_bytes": "bytes of the second-level cache",
-    "launch_seconds": "s of starting one kernel",
+    "launch_seconds": "s of starting one kernel, or of handing work to all cores",
     "macs_per_cycle": "multiply-adds/cycle of the main array",
     "memory_bandwidth": "bytes/s from memory",
     "multiprocessors": "multiprocessors of a GPU, or independent units of an accelerator",
@@ -43,16 +51,26 @@ QUANTITIES = {
     "region_energy": "energy that the logic for regions adds to the array's, as a share",
     "region_overhead": "time that the logic for regions adds to computing them, as a share",
     "watts": "W under full load",
+    **{name: f"cycles of {RATES[rate]}, on one core" for rate, name in CYCLES.items()},
 }
 """Every quantity that a device may have, with its unit."""
 
-SHARES = frozenset({"area_overhead", "efficiency", "region_energy", "region_overhead"})
+SHARES = frozenset(
+    {"area_overhead", "bfloat16_efficiency", "efficiency", "region_energy", "region_overhead"}
+)
 """Quantities that are at most 1."""
 
-COUNTS = frozenset({"fragment", "multiprocessors", "query_tile"})
+COUNTS = frozenset({"cores", "fragment", "multiprocessors", "query_tile"})
 """Quantities that are whole numbers."""
 
-MAY_BE_ZERO = frozenset({*SHARES, "fragment_overhead_cycles", "idle_watts"}) - {"efficiency"}
+MAY_BE_ZERO = frozenset(
+    {
+        *SHARES - {"efficiency", "bfloat16_efficiency"},
+        *CYCLES.values(),
+        "fragment_overhead_cycles",
+        "idle_watts",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +125,7 @@ def with_given(numbers: Numbers, given: Mapping[str, object], where: str) -> Num
     rows = {name: Number(_value(v, name, where), "given", where, "") for name, v in given.items()}
     changed = {**numbers, **rows}
     of = values(changed)
-    if "watts" in of and of["idle_watts"] > of["watts"]:
+    if "watts" in of and of.get("idle_watts", 0.0) > of["watts"]:
         raise SparsifyError(
             f"{where}: idle_watts is above watts; give less without work than under"
         )

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from sparsify.claims import Claim
 from sparsify.workload import MatrixWork, SelectorWork, Workload, at_density
-from sparsify_hw.accelerator import Accelerator
+from sparsify_hw.accelerator import attention, matrices
+from sparsify_hw.numbered import Numbered
 from sparsify_hw.numbers import numbers_of
 
 _ABSTRACT = "all but the published figure: only the abstract was at hand"
@@ -18,7 +19,7 @@ DSA_PAPER = "Dynamic sparse attention, DOTA (ASPLOS 2022, doi 10.1145/3503222.35
 SSSA_PAPER = "Statically structured sparse attention (DAC 2023, doi 10.1109/DAC56929.2023.10247993)"
 
 
-def balanced_claims(device: Accelerator) -> tuple[Claim, ...]:
+def balanced_claims(device: Numbered) -> tuple[Claim, ...]:
     """Half of the attention pruned: the whole model, the attention alone, and uneven rows."""
     length, width = 512, 1024
     dense = Workload(1, 16, 16, length, length, 64, 64, "float16", k_block=16)
@@ -53,7 +54,7 @@ def balanced_claims(device: Accelerator) -> tuple[Claim, ...]:
     )
 
 
-def dsa_claims(device: Accelerator) -> tuple[Claim, ...]:
+def dsa_claims(device: Numbered) -> tuple[Claim, ...]:
     """A tenth of the keys, found in 4 bits at a quarter of the rank."""
     length, heads, dim = 4096, 16, 64
     dense = Workload(1, heads, heads, length, length, dim, dim, "float16", q_block=4, k_block=4)
@@ -81,7 +82,7 @@ def dsa_claims(device: Accelerator) -> tuple[Claim, ...]:
     )
 
 
-def sssa_claims(device: Accelerator) -> tuple[Claim, ...]:
+def sssa_claims(device: Numbered) -> tuple[Claim, ...]:
     """A third of the keys in dense regions."""
     dense = Workload(1, 12, 12, 1024, 1024, 64, 64, "float16", q_block=32, k_block=32)
     before, after = device.cost(dense), device.cost(at_density(dense, 1 / 3))
@@ -116,8 +117,8 @@ def sssa_claims(device: Accelerator) -> tuple[Claim, ...]:
 
 
 TENSORCORE_SPARSE, DSA, SSSA = (
-    Accelerator(name, numbers_of(name), judge)
-    for name, judge in (
+    Numbered(name, numbers_of(name), attention, matrices, published)
+    for name, published in (
         ("tensorcore-sparse", balanced_claims),
         ("dsa-accelerator", dsa_claims),
         ("sssa-accelerator", sssa_claims),

@@ -82,7 +82,8 @@ def _attention(work: Workload) -> tuple[bytes, Arrays]:
         feeds |= _selection(work)
     if work.bias_heads:
         shape = (1, work.bias_heads, work.q_length, work.k_length)
-        feeds["attn_bias"] = np.zeros(shape, feeds["Q"].dtype)
+        # not zeros: pages that nobody wrote to are one and the same page, which stays near
+        feeds["attn_bias"] = np.full(shape, 0.5, feeds["Q"].dtype)
     gathered = work.residual != "none" and work.residual_block != work.k_block
     attributes = {
         "q_block": work.q_block,

@@ -64,13 +64,14 @@ struct Moments {
   const float* shift;  // null for zero
 };
 
-// For each row, log2 of the mean of exp(bias) over some keys.
+// For each group of keys and each row, log2 of the mean of exp(bias) over the group: [group][row].
 struct RowBiases {
   Element element;
   const void* bias;
   int64_t row_step, key_step, rows;
-  const int32_t* keys;
-  int64_t count;
+  const int32_t* keys;  // of all groups, one after the other
+  const int32_t* ends;  // of each group among them
+  int64_t groups;
 };
 
 // A block of query rows and all keys of a head, or what stands in for them: how much of its softmax each row gives to

@@ -73,18 +73,26 @@ void add_pseudo(const BlockContext& c, const Pseudo& pseudo, const float* k, con
   out.k[at] = k, out.v[at] = v;
   out.addend[at] = pseudo.addend, out.deviation[at] = pseudo.deviation, out.slope[at] = pseudo.slope;
   if (!p.row_bias()) return;
-  const size_t rows = static_cast<size_t>(c.block.rows);
-  out.row_addend.resize((at + 1) * rows);
+  out.biased.insert(out.biased.end(), out.left.begin(), out.left.end());
+  out.ends.push_back(static_cast<int32_t>(out.biased.size()));
+}
+
+// Of all pseudo-keys at once: along the keys of a few rows memory is read faster than along the rows of a group.
+void add_row_biases(const BlockContext& c, PseudoList& out) {
+  const Problem& p = c.problem;
+  out.row_addend.resize(out.count * static_cast<size_t>(c.block.rows));
   c.isa.row_biases({p.element, p.bias_at(c.block.batch, c.block.head, c.block.first), p.bias.stride[2],
-                    p.bias.stride[3], c.block.rows, out.left.data(), static_cast<int64_t>(out.left.size())},
-                   out.row_addend.data() + at * rows);
+                    p.bias.stride[3], c.block.rows, out.biased.data(), out.ends.data(),
+                    static_cast<int64_t>(out.count)},
+                   out.row_addend.data());
 }
 
 // The bias that all rows share, over a set of keys.
 float shared_bias(const Isa& isa, const KeySets::Set& set, const std::vector<int32_t>& keys) {
   if (set.key_bias.empty()) return 0.0f;
   float out = 0;
-  isa.row_biases({Element::f32, set.key_bias.data(), 0, 1, 1, keys.data(), static_cast<int64_t>(keys.size())}, &out);
+  const int32_t end = static_cast<int32_t>(keys.size());
+  isa.row_biases({Element::f32, set.key_bias.data(), 0, 1, 1, keys.data(), &end, 1}, &out);
   return out;
 }
 
@@ -192,6 +200,7 @@ void start(const Problem& p, int64_t groups, PseudoList& out) {
     out.k.resize(most), out.v.resize(most), out.addend.resize(most), out.deviation.resize(most), out.slope.resize(most);
   }
   out.used = 0;
+  out.biased.clear(), out.ends.clear();
   const size_t needed = static_cast<size_t>(groups * (p.sizes.qk_dim + p.sizes.v_dim));
   if (out.rows.size() < needed) out.rows.resize(needed);
 }
@@ -259,6 +268,7 @@ void split_groups(const BlockContext& c, std::vector<int32_t>& keys, PseudoList&
     out.left.clear(), out.removed.clear();
     open ? split_open(c, group, keys, out) : split_masked(c, group, keys, out);
   }
+  if (p.row_bias()) add_row_biases(c, out);
 }
 
 }  // namespace sparsify

@@ -43,6 +43,7 @@ struct PseudoList {
   std::vector<const float*> k, v;
   std::vector<float> addend, deviation, slope;
   std::vector<float> row_addend;
+  std::vector<int32_t> biased, ends;  // the keys behind each pseudo-key, where biases differ between rows
   std::vector<float> rows;  // means made for this block alone
   int64_t used = 0;         // floats of `rows` in use
   std::vector<uint8_t> state;

@@ -46,40 +46,50 @@ static float moments(const Moments& what, float* sum) {
   return what.shift ? moments_of<true>(what, sum) : moments_of<false>(what, sum);
 }
 
+struct Biased {
+  const int32_t* keys;
+  int64_t count;
+};
+
 // Biases of kWidth rows, from rows to lanes: out[i] holds those of key at + i.
-INLINE int64_t turn_biases(const RowBiases& what, int64_t row, int64_t at, vf (&out)[kWidth]) {
-  const int64_t n = what.count - at < kWidth ? what.count - at : kWidth;
-  const int32_t* keys = what.keys + at;
+INLINE int64_t turn_biases(const RowBiases& what, const Biased& group, int64_t row, int64_t at, vf (&out)[kWidth]) {
+  const int64_t n = group.count - at < kWidth ? group.count - at : kWidth;
+  const int32_t* keys = group.keys + at;
   const bool run = is_run(keys, n);
 #pragma GCC unroll 16
   for (int i = 0; i < kWidth; ++i) {
     const void* bias = element_at(what.element, what.bias, (row + i) * what.row_step);
-    __builtin_prefetch(element_at(what.element, bias, (keys[0] + 2 * kWidth) * what.key_step));
     out[i] = row + i < what.rows ? row_bias(what.element, bias, what.key_step, keys, n, run) : vf{};
   }
   transpose(out);
   return n;
 }
 
-// For kWidth rows, log2 of the mean of exp(bias) over some keys, shifted by the largest so that it can not overflow.
-static void log_mean_exp(const RowBiases& what, int64_t row, float* out) {
+// For kWidth rows, log2 of the mean of exp(bias) over a group, shifted by the largest so that it can not overflow.
+static void log_mean_exp(const RowBiases& what, const Biased& group, int64_t row, float* out) {
   vf x[kWidth], top = splat(-kInf), sum = vf{};
-  for (int64_t at = 0; at < what.count; at += kWidth) {
-    const int64_t n = turn_biases(what, row, at, x);
+  for (int64_t at = 0; at < group.count; at += kWidth) {
+    const int64_t n = turn_biases(what, group, row, at, x);
 #pragma GCC unroll 16
     for (int64_t i = 0; i < kWidth; ++i) top = larger(i < n ? x[i] : top, top);
   }
   const vf shift = choose(top == splat(-kInf), vf{}, top);  // nothing but NaN: the sum will say so
-  for (int64_t at = 0; at < what.count; at += kWidth) {
-    const int64_t n = what.count > kWidth ? turn_biases(what, row, at, x) : what.count;
+  for (int64_t at = 0; at < group.count; at += kWidth) {
+    const int64_t n = group.count > kWidth ? turn_biases(what, group, row, at, x) : group.count;
 #pragma GCC unroll 16
     for (int64_t i = 0; i < kWidth; ++i) sum += i < n ? exp2v((x[i] - shift) * kLog2e) : vf{};
   }
   for (int64_t i = 0; i < kWidth && row + i < what.rows; ++i) {
-    out[row + i] = shift[i] * kLog2e + __builtin_log2f(sum[i] / (float)what.count);
+    out[i] = shift[i] * kLog2e + __builtin_log2f(sum[i] / (float)group.count);
   }
 }
 
 static void row_biases(const RowBiases& what, float* out) {
-  for (int64_t row = 0; row < what.rows; row += kWidth) log_mean_exp(what, row, out);
+  for (int64_t row = 0; row < what.rows; row += kWidth) {
+    int32_t begin = 0;
+    for (int64_t i = 0; i < what.groups; ++i) {
+      log_mean_exp(what, {what.keys + begin, what.ends[i] - begin}, row, out + i * what.rows + row);
+      begin = what.ends[i];
+    }
+  }
 }
