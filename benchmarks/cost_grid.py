@@ -28,7 +28,7 @@ Probe = Workload | Selecting
 class Point:
     """One attention that is timed, or one choice of blocks; `kind` is the group it counts in.
 
-    Where `choice` names how its blocks are chosen, `dense` is what it stands in for.
+    `dense` is what a selection stands in for, `choice` how its blocks are chosen, where they are.
     """
 
     kind: str
@@ -77,7 +77,17 @@ def points() -> Iterator[Point]:
     for length, dim in product(LENGTHS, DIMS):
         yield from _self_attentions(length, dim)
     for rows, length, dim in product(FEW, LENGTHS[2:], DIMS[1:]):
-        yield Point("few queries", Workload(1, 8, 8, rows, length, dim, dim))
+        yield from _few(rows, length, dim)
+
+
+def _few(rows: int, length: int, dim: int) -> Iterator[Point]:
+    step = Workload(1, 8, 8, rows, length, dim, dim, k_block=16, residual_block=16)
+    yield Point("few queries", step)
+    yield Point("few queries", replace(step, heads=32))
+    yield Point("few queries, bias", replace(step, bias_heads=8))
+    stored = at_density(step, 0.1)
+    yield Point("few queries, selected", stored, step)
+    yield Point("few queries, residual", replace(stored, residual="mean"), step)
 
 
 def _self_attentions(length: int, dim: int) -> Iterator[Point]:
@@ -87,6 +97,8 @@ def _self_attentions(length: int, dim: int) -> Iterator[Point]:
     yield Point("dense", dense)
     yield Point("dense, bias", replace(dense, bias_heads=1))
     yield Point("dense, float16", replace(dense, dtype="float16"))
+    yield Point("dense, mask", replace(dense, mask_heads=1))
+    yield Point("dense, batch of 2, groups", replace(dense, batch=2, kv_heads=heads // 2))
     for k_block, densities in DENSITIES.items():
         choice = Selecting(length, dim, heads, k_block)
         yield Point("choosing blocks", choice)
@@ -101,6 +113,10 @@ def _self_attentions(length: int, dim: int) -> Iterator[Point]:
     for residual in ("none", "mean"):
         work = at_density(replace(biased, k_block=16, residual_block=16), 0.2)
         yield Point("selected, bias", replace(work, residual=residual), biased, chosen)
+    masked = replace(dense, mask_heads=1, k_block=16, residual_block=16, residual="mean")
+    yield Point("selected, mask", at_density(masked, 0.2))
+    rows = replace(dense, k_block=1, residual_block=64, residual="mean")
+    yield Point("selected, k_block 1", at_density(rows, 0.2))
 
 
 def judge(grid: Sequence[Point], device: Device, threads: int) -> list[Judged]:
@@ -124,8 +140,10 @@ def answers(found: Sequence[Judged]) -> Iterator[Answer]:
     """What was told at every point that has a dense one to stand in for."""
     by_probe = {each.point.probe: each for each in found}
     for each in found:
-        if each.point.dense is None or each.point.choice is None:
+        if each.point.dense is None:
             continue
-        dense, choice = by_probe[each.point.dense], by_probe[each.point.choice]
-        told = each.predicted + choice.predicted < dense.predicted
-        yield Answer(each.point, told, each.measured + choice.measured, dense.measured)
+        predicted, measured, dense = each.predicted, each.measured, by_probe[each.point.dense]
+        if each.point.choice is not None:
+            choice = by_probe[each.point.choice]
+            predicted, measured = predicted + choice.predicted, measured + choice.measured
+        yield Answer(each.point, predicted < dense.predicted, measured, dense.measured)

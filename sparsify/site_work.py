@@ -27,6 +27,8 @@ def exact_work(site: Site) -> Workload | None:
     """The site with every permitted score computed; None where a length is not known."""
     if site.q_length is None or site.k_length is None:
         return None
+    added = [mask for mask in site.masks if not mask.forbids and not mask.multiplies]
+    forbidding = [mask for mask in site.masks if mask.forbids]
     head_dim = site.head_dim or site.value_dim or _HEAD_DIM
     heads = site.q_heads or site.kv_heads or _HEADS
     work = Workload(
@@ -38,19 +40,24 @@ def exact_work(site: Site) -> Workload | None:
         head_dim=head_dim,
         value_dim=site.value_dim or head_dim,
         dtype=_DTYPES.get(site.element_type, "float32"),
-        bias_heads=max((_bias_heads(mask, heads) for mask in site.masks), default=0),
+        bias_heads=max((_tables(mask, heads) for mask in added), default=0),
+        mask_heads=max((_tables(mask, heads) for mask in forbidding), default=0),
     )
     if not site.causal and max(site.left_window, site.right_window) < 0:
         return work
     return replace(work, kept=_histogram(_seen(site, work)[None, :], work))
 
 
-def _bias_heads(mask: Mask, heads: int) -> int:
-    """How many heads add numbers of their own; where the graph does not tell, every one."""
-    if mask.forbids:
+def _tables(mask: Mask, heads: int) -> int:
+    """How many heads have a table of their own for every query and key.
+
+    0 where all queries share a row: such a row costs next to nothing. Where the graph does not tell
+    the heads apart, each has its own.
+    """
+    sizes = (1, 1, 1, *mask.sizes)
+    if sizes[-2] == 1:
         return 0
-    shared = len(mask.sizes) < 3 or mask.sizes[-3] == 1
-    return 1 if shared else heads
+    return 1 if sizes[-3] == 1 else heads
 
 
 def pattern_work(site: Site, pattern: Pattern, residual: str) -> Workload | None:
@@ -74,8 +81,13 @@ def pattern_work(site: Site, pattern: Pattern, residual: str) -> Workload | None
     chosen = _chosen(pattern, grid)
     if chosen is None:
         return None
-    keys = np.minimum(chosen, _seen(site, work)[None, :])
-    return replace(work, kept=_histogram(keys, work), selector=_selector(pattern, grid, work))
+    seen = _seen(site, work)
+    return replace(
+        work,
+        kept=_histogram(np.minimum(chosen, seen[None, :]), work),
+        seen=int(seen.sum()) * work.batch * work.heads,
+        selector=_selector(pattern, grid, work),
+    )
 
 
 def grid_at(pattern: Pattern, site: Site, work: Workload) -> Grid:

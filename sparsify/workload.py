@@ -52,12 +52,25 @@ class SelectorWork:
     elements: int = 0
 
     def __post_init__(self) -> None:
-        if self.bits not in BITS or min(vars(self).values()) < 0:
-            raise SparsifyError(f"{self}: bits are one of {BITS}, and no amount is below 0")
+        amounts = vars(self).values()
+        if self.bits not in BITS or not all(0 <= amount < math.inf for amount in amounts):
+            raise SparsifyError(
+                f"{self}: bits are one of {BITS}, and amounts are finite, none below 0"
+            )
 
 
 NO_SELECTOR = SelectorWork()
 """The work of a selection that is stored in the file."""
+
+
+_NO_SIZES = frozenset({"dtype", "kept", "residual", "selector"})
+_MAY_BE_ZERO = frozenset({"bias_heads", "mask_heads", "seen"})
+
+
+def _check_size(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        wanted = "a positive number" if least else "a number from 0 on"
+        raise SparsifyError(f"workload: {name} is {value!r}; give {wanted}")
 
 
 @dataclass(frozen=True)
@@ -66,12 +79,14 @@ class Workload:
 
     Lengths are in tokens. `kept` is a histogram over all query blocks of all batches and heads:
     pairs of how many keys a query block computes and how many query blocks do; without it, every
-    query block computes every key. `bias_heads` heads have numbers of their own that are added to
-    their scores: 0 where nothing is added, 1 where all heads share. `residual_block` is the size of
-    the groups through which left-out keys contribute.
+    query block computes every key. `seen` are the keys that query blocks may see, added up over
+    all of them; 0 means all. `bias_heads` heads have numbers of their own that are added to every
+    score of every row, `mask_heads` such tables of what is forbidden: 0 where there is none, 1
+    where all heads share one. `residual_block` is the size of the groups through which left-out
+    keys contribute.
 
     Raises:
-        SparsifyError: a size that is not positive, or a histogram of other query blocks.
+        SparsifyError: a size that makes no sense, or a histogram of other query blocks.
     """
 
     batch: int
@@ -85,15 +100,22 @@ class Workload:
     q_block: int = 64
     k_block: int = 64
     kept: tuple[tuple[int, int], ...] = ()
+    seen: int = 0
     bias_heads: int = 0
+    mask_heads: int = 0
     residual: str = "none"
     residual_block: int = 64
     selector: SelectorWork = NO_SELECTOR
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, int) and value < (name != "bias_heads"):
-                raise SparsifyError(f"workload: {name} is {value}; give a positive number")
+            if name not in _NO_SIZES:
+                _check_size(name, value, least=0 if name in _MAY_BE_ZERO else 1)
+        if self.heads % self.kv_heads or max(self.bias_heads, self.mask_heads) > self.heads:
+            raise SparsifyError(
+                f"workload: {self.heads} heads over {self.kv_heads} with biases of "
+                f"{self.bias_heads} and masks of {self.mask_heads}; give numbers that fit"
+            )
         if self.dtype not in ITEM_BYTES:
             raise SparsifyError(f"workload: no type {self.dtype!r}; known: {', '.join(ITEM_BYTES)}")
         if self.residual not in RESIDUALS:
@@ -141,10 +163,14 @@ class Workload:
 
     @property
     def groups(self) -> float:
-        """Groups of left-out keys, counted once for every query block; 0 without a residual."""
+        """Groups of left-out keys, counted once for every query block; 0 without a residual.
+
+        Keys that a query block may not see belong to none.
+        """
         if self.residual == "none":
             return 0.0
-        return (self.k_length * self.blocks - self.kept_keys) / self.residual_block
+        seen = self.seen or self.k_length * self.blocks
+        return max(0, seen - self.kept_keys) / self.residual_block
 
     @property
     def macs(self) -> float:
@@ -152,16 +178,26 @@ class Workload:
         return self.scores * (self.head_dim + self.value_dim)
 
     @property
-    def io_bytes(self) -> int:
-        """Bytes of query, key, value, output and biases, each counted once."""
-        dims = self.head_dim + self.value_dim
-        rows = self.heads * self.q_length + self.kv_heads * self.k_length
-        return (self.batch * rows * dims + self.biases) * ITEM_BYTES[self.dtype]
+    def table_reads(self) -> float:
+        """How often each number of a bias or mask is read.
+
+        Those of kept keys once. A residual asks of all what they forbid, and takes the biases of
+        left-out keys into their groups.
+        """
+        return self.density if self.residual == "none" else 2.0
 
     @property
-    def biases(self) -> int:
-        """Numbers that are added to scores, each counted once, also those of left-out keys."""
-        return self.batch * self.bias_heads * self.q_length * self.k_length
+    def bias_bytes(self) -> int:
+        """Bytes of all biases, each counted once."""
+        return self.bias_heads * self.q_length * self.k_length * ITEM_BYTES[self.dtype]
+
+    @property
+    def io_bytes(self) -> float:
+        """Bytes of query, key, value, output and the biases of kept keys, each counted once."""
+        dims = self.head_dim + self.value_dim
+        rows = self.heads * self.q_length + self.kv_heads * self.k_length
+        biases = self.bias_bytes * min(1.0, self.table_reads)
+        return self.batch * rows * dims * ITEM_BYTES[self.dtype] + biases
 
 
 @dataclass(frozen=True)
@@ -214,7 +250,7 @@ def at_density(workload: Workload, density: float) -> Workload:
         for keys, blocks in workload.histogram
         for row in _thinned(workload, keys, blocks, density)
     )
-    return replace(workload, kept=kept)
+    return replace(workload, kept=kept, seen=workload.kept_keys if workload.kept else 0)
 
 
 def _thinned(

@@ -24,7 +24,7 @@ def host_rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         path = cache_path(available())
         path.parent.mkdir(parents=True)
-        known = Calibration("the tests", rates, 1e-6, 1e-6, 1.0, 2e-11)
+        known = Calibration("the tests", rates, 1e-6, 1e-6, 1.0, 5e-11, 2e-11)
         path.write_text(json.dumps(asdict(known)), encoding="utf-8")
         yield
 

@@ -76,7 +76,7 @@ def test_threads_share_the_work_and_wait_for_the_last():
 def test_a_spoiled_cache_is_measured_again(tmp_path, monkeypatch):
     monkeypatch.setattr("sparsify_hw.calibration.user_cache_path", lambda name: tmp_path / name)
     monkeypatch.setattr("sparsify_hw.probe.seconds_of", lambda probe, threads: 1e-3)
-    single = '"fork": 0, "choice_fork": 0, "contention": 1, "matrix_mac": 1'
+    single = '"fork": 0, "choice_fork": 0, "contention": 1, "far_byte": 1, "matrix_mac": 1'
     for spoiled in (
         "",
         "{}",

@@ -123,6 +123,18 @@ def test_nan_bias_is_not_forbidding() -> None:
     assert not np.delete(found, 5, axis=2).any()
 
 
+@pytest.mark.parametrize("rows", [1, 77], ids=["of keys", "of rows"])
+def test_the_lowest_number_as_a_bias_forbids_no_group(rows: int, level: str) -> None:
+    """Left-out keys whose bias is the lowest float weigh as much as kept keys with the same."""
+    uses = {"selection", "attn_bias", "residual"}
+    case = make_case("lowest", uses, Sizes(1, 2, 2, 77, 203, 16, 16))
+    bias = np.random.default_rng(0).standard_normal((1, 1, rows, 203)).astype(np.float32)
+    bias[..., -1, :] = np.finfo(np.float32).min
+    bias[..., 0, :100] = np.finfo(np.float32).min
+    case = replace(case, inputs={**case.inputs, "attn_bias": bias})
+    check((case,), Variant())
+
+
 def test_iso_with_softcap_is_rejected() -> None:
     case = make_case("iso", {"iso"})
     case = replace(case, attributes={**case.attributes, "softcap": 5.0, "residual": 2})

@@ -34,6 +34,9 @@ TOGETHER: tuple[Workload | Selecting, ...] = (
 )
 """What is timed on all cores together."""
 
+READING = Workload(1, 8, 8, 1, 12288, 128, 128)
+"""What reads memory and does little else: 100 MB of keys and values for one query of each head."""
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -44,6 +47,7 @@ class Calibration:
     fork: float
     choice_fork: float
     contention: float
+    far_byte: float
     matrix_mac: float
 
 
@@ -70,7 +74,8 @@ def measured(cores: int) -> Calibration:
     timed = probes()
     rates = rates_of(timed, fastest(timed, 1))
     product = fastest([_PRODUCT], 1)[0] / _PRODUCT.macs
-    return Calibration(_machine(cores), rates, *_together(rates, cores), product)
+    far_byte = fastest([READING], cores)[0] / READING.io_bytes
+    return Calibration(_machine(cores), rates, *_together(rates, cores), far_byte, product)
 
 
 def keep(found: Calibration, cores: int) -> Path:
@@ -87,7 +92,7 @@ def _read(path: Path) -> Calibration | None:
     """The file's content; None where there is none, or one that another version wrote."""
     try:
         found = Calibration(**json.loads(path.read_text(encoding="utf-8")))
-        single = (found.fork, found.choice_fork, found.contention, found.matrix_mac)
+        single = (found.fork, found.choice_fork, found.contention, found.far_byte, found.matrix_mac)
         whole = set(found.rates) == set(RATES) and all(
             0 <= n < math.inf for n in (*found.rates.values(), *single)
         )
@@ -133,9 +138,13 @@ def _together(rates: Rates, cores: int) -> tuple[float, float, float]:
         return 0.0, 0.0, 1.0
     shares = np.array([_share(rates, probe, cores) for probe in TOGETHER]) * fastest(TOGETHER, 1)
     calls = [(1, 0) if isinstance(probe, Workload) else (0, probe.work.calls) for probe in TOGETHER]
-    matrix = np.column_stack([calls, shares]) / np.array(fastest(TOGETHER, cores))[:, None]
-    fork, choice_fork, contention = non_negative(matrix, np.ones(len(shares))).tolist()
-    return fork, choice_fork, max(contention, 1.0)
+    times = np.array(fastest(TOGETHER, cores))
+    matrix = np.column_stack([np.array(calls, float), shares])
+    fork, choice_fork, contention = non_negative(matrix / times[:, None], np.ones(len(times)))
+    if contention < 1:  # cores do not help each other: what is left belongs to handing out work
+        left = np.clip(1 - shares / times, 0, None)
+        (fork, choice_fork), contention = non_negative(matrix[:, :2] / times[:, None], left), 1.0
+    return float(fork), float(choice_fork), float(contention)
 
 
 def _share(rates: Rates, probe: Workload | Selecting, cores: int) -> float:

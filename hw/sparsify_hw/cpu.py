@@ -41,9 +41,11 @@ RATES = {
     "far_byte": "a byte of keys and values that lies far",
     "convert": "an element of keys and values of a half-precision type, for each panel",
     "bias": "adding a number to a score",
-    "bias_seen": "a number to add, looked at for what it forbids, also of left-out keys",
+    "bias_row": "a row of numbers to add, of one block of a list",
     "bias_far_byte": "a byte of numbers to add beyond the last cache, each time it is read",
     "bias_group": "a number to add to a left-out score, as a part of its group's",
+    "mask": "asking of a score whether it is forbidden",
+    "split": "a key of one panel, asked for whether a mask forbids it or a group holds it",
     "group": "a left-out group of one panel",
     "group_panel": "one panel with left-out groups",
     "mean": "an element of keys and values that goes into the means of groups",
@@ -51,6 +53,7 @@ RATES = {
     "few_byte": "a byte of keys and values with few queries",
     "few_far_byte": "the same, beyond the last cache",
     "few_row": "a row with few queries",
+    "few_bias": "adding a number to a score, with few queries",
     "select_mac": "a multiply-add of choosing blocks",
     "select_score": "a predicted score",
     "select_choice": "a block to choose or leave",
@@ -61,6 +64,9 @@ RATES = {
 
 READING = frozenset({"bias_far_byte", "far_byte", "few_byte", "few_far_byte"})
 """Rates of what one core reads, as fast as the memory lets it."""
+
+FAR = frozenset({"bias_far_byte", "few_far_byte"})
+"""Those of them that all cores together read from one memory."""
 
 ONCE = frozenset({"call", "select_call"})
 """Rates of what one core does once a call, whatever the others do."""
@@ -78,7 +84,8 @@ class Cores:
     `contention` is a factor on the time of each where several work, `fork` the seconds of handing
     an attention to them, `choice_fork` those of an operator that chooses; `matrix_mac` the seconds
     of a multiply-add of a matrix product beside the attentions, `watts` what one core draws.
-    Threads take `run` multiply-adds at once, or one panel at least.
+    Threads take `run` multiply-adds at once, or one panel at least. A call takes
+    `far_byte` seconds at least for each byte from memory, however many cores read.
     """
 
     rates: Rates
@@ -88,6 +95,7 @@ class Cores:
     contention: float
     matrix_mac: float
     watts: float
+    far_byte: float = 0.0
     run: int = RUN
 
 
@@ -96,13 +104,16 @@ def attention(cores: Cores, work: Workload) -> Cost:
     shared, alone = _divided(cores, amounts(work))
     parts = dict(shared)
     if cores.count > 1:
-        if rows_together(work) > FEW:
+        if not is_few(work):
             busy = math.fsum(shared.values())
             parts["imbalance"] = (
                 makespan(_runs(cores, work, busy * cores.count), cores.count) - busy
             )
         alone["overhead"] += cores.fork
-    parts["overhead"] = parts.get("overhead", 0.0) + alone["overhead"]
+    for part, seconds in alone.items():
+        parts[part] = parts.get(part, 0.0) + seconds
+    read = cores.far_byte * math.fsum(bytes_ for _, rate, bytes_ in amounts(work) if rate in FAR)
+    parts["memory"] = parts.get("memory", 0.0) + max(0.0, read - math.fsum(parts.values()))
     parts["selector"] = choice(cores, work.selector)
     return cost_of(parts, math.fsum(parts.values()) * cores.count * cores.watts)
 
@@ -136,7 +147,7 @@ def matrices(cores: Cores, work: MatrixWork) -> Cost:
 def amounts(w: Workload) -> Amounts:
     """What one call consists of beside choosing its blocks."""
     yield "overhead", "call", 1.0
-    yield from _few(w) if rows_together(w) <= FEW else _panels(w)
+    yield from _few(w) if is_few(w) else _panels(w)
 
 
 def choice_amounts(s: SelectorWork) -> Amounts:
@@ -146,6 +157,11 @@ def choice_amounts(s: SelectorWork) -> Amounts:
     yield "selector", "select_choice", s.choices
     yield "selector", "select_call", s.calls
     yield "selector", "select_element", s.elements
+
+
+def is_few(w: Workload) -> bool:
+    """Whether rows are so few that they are not put into lanes; a residual always is in lanes."""
+    return w.residual == "none" and rows_together(w) <= FEW
 
 
 def rows_together(w: Workload) -> int:
@@ -168,15 +184,26 @@ def _panels(w: Workload) -> Amounts:
         yield "overhead", "convert", w.kept_keys * dims
     if w.bias_heads:
         yield "softmax", "bias", pairs
-        yield "softmax", "bias_seen", w.biases
-        yield "residual", "bias_group", w.groups * w.residual_block * lanes
-        yield "memory", "bias_far_byte", _far_biases(w)
+        if w.kept:
+            yield "softmax", "bias_row", pairs / w.k_block
+        yield "memory", "bias_far_byte", w.batch * w.table_reads * max(0, w.bias_bytes - CACHED)
+    if w.mask_heads:
+        yield "softmax", "mask", pairs
     if w.residual != "none":
-        yield "residual", "mac", w.groups * lanes * dims
-        yield "residual", "score", w.groups * lanes
-        yield "residual", "group", w.groups
-        yield "residual", "group_panel", w.blocks
-        yield "residual", "mean", w.batch * w.kv_heads * w.k_length * dims
+        yield from _residual(w, lanes, dims)
+
+
+def _residual(w: Workload, lanes: float, dims: int) -> Amounts:
+    """Means of groups are made of all keys in every call, and each left-out group is a key more."""
+    yield "residual", "mac", w.groups * lanes * dims
+    yield "residual", "score", w.groups * lanes
+    yield "residual", "group", w.groups
+    yield "residual", "group_panel", w.blocks
+    yield "residual", "mean", w.batch * w.kv_heads * w.k_length * dims
+    if w.bias_heads or w.mask_heads:
+        yield "residual", "split", w.blocks * w.k_length
+    if w.bias_heads:
+        yield "residual", "bias_group", w.groups * w.residual_block * lanes
 
 
 def _few(w: Workload) -> Amounts:
@@ -190,15 +217,7 @@ def _few(w: Workload) -> Amounts:
     yield "memory", "few_far_byte", max(0.0, read - CACHED)
     yield "overhead", "few_row", w.batch * w.heads * w.q_length
     if w.bias_heads:
-        yield "softmax", "bias", w.scores
-        yield "softmax", "bias_seen", w.biases
-        yield "memory", "bias_far_byte", _far_biases(w)
-
-
-def _far_biases(w: Workload) -> float:
-    """Bytes of biases that are read from memory: all for what they forbid, left-out ones again."""
-    again = 1 - w.density if w.residual != "none" else 0.0
-    return max(0.0, w.biases * ITEM_BYTES[w.dtype] - CACHED) * (1 + again)
+        yield "softmax", "few_bias", w.batch * w.bias_heads * w.q_length * w.k_length
 
 
 def _lanes(w: Workload) -> float:

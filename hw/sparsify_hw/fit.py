@@ -38,15 +38,21 @@ def _attentions() -> Iterator[Workload]:
         work = Workload(1, heads, heads, length, length, dim, dim, k_block=16, residual_block=16)
         yield replace(at_density(work, density), residual="mean" if density < 0.2 else "iso")
     yield replace(base, bias_heads=1)
+    yield replace(base, mask_heads=1)
     for work in (base, near, Workload(1, 4, 4, 3072, 3072, 64, 64)):
         few = replace(at_density(replace(work, k_block=16), 0.1), bias_heads=work.heads)
         yield few
         yield replace(few, residual="mean", residual_block=16)
+    yield replace(few, bias_heads=0, mask_heads=1, residual="mean", residual_block=16)
     yield replace(base, dtype="float16")
     yield at_density(Workload(1, 1, 1, 6144, 6144, 64, 64), 0.1)
     yield at_density(Workload(1, 1, 1, 6144, 6144, 128, 128), 0.05)
     for rows, length, dim in product((1, 6), (768, 3072, 12288), (64, 128)):
         yield Workload(1, 8, 8, rows, length, dim, dim)
+    for rows in (1, 6):
+        step = Workload(1, 8, 8, rows, 3072, 64, 64, k_block=16, residual_block=16)
+        yield replace(step, bias_heads=8)
+        yield replace(at_density(step, 0.1), residual="mean")
 
 
 def _choices() -> Iterator[Selecting]:

@@ -39,8 +39,7 @@ def attention(n: Values, w: Workload) -> Cost:
         "selector": _selector(n, w),
         "overhead": n["launch_seconds"] * (1 + w.selector.calls + (w.residual != "none")),
     }
-    busy = ended + parts["residual"] + parts["selector"]
-    parts["memory"] = max(0.0, _moving(n, w) - busy)
+    parts["memory"] = max(0.0, _moving(n, w) - ended - parts["residual"])
     flops = 2 * (w.macs + w.selector.macs) + 2 * w.groups * w.q_block * (w.head_dim + w.value_dim)
     return cost_of(parts, _joules(n, math.fsum(parts.values()), flops, w.io_bytes, w.dtype))
 

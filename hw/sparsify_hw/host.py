@@ -51,6 +51,7 @@ def _cores(threads: int | None) -> Cores:
         fork=found.fork,
         choice_fork=found.choice_fork,
         contention=found.contention,
+        far_byte=found.far_byte,
         matrix_mac=found.matrix_mac,
         watts=numbers_of("host")["core_watts"].value,
     )

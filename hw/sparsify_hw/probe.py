@@ -21,6 +21,13 @@ ELEMENT_TYPES: dict[str, int] = {
     "float16": TensorProto.FLOAT16,
 }
 
+_OTHER_TYPES: dict[str, int] = {
+    "attn_mask": TensorProto.BOOL,
+    "block_count": TensorProto.INT32,
+    "block_indices": TensorProto.INT32,
+}
+"""Types of inputs that do not have that of the queries."""
+
 _RUNS = (5, 60)
 """Fewest and most counted runs of one probe."""
 _SECONDS = 0.1
@@ -84,6 +91,9 @@ def _attention(work: Workload) -> tuple[bytes, Arrays]:
         shape = (1, work.bias_heads, work.q_length, work.k_length)
         # not zeros: pages that nobody wrote to are one and the same page, which stays near
         feeds["attn_bias"] = np.full(shape, 0.5, feeds["Q"].dtype)
+    if work.mask_heads:
+        shape = (1, work.mask_heads, work.q_length, work.k_length)
+        feeds["attn_mask"] = np.ones(shape, np.bool_)
     gathered = work.residual != "none" and work.residual_block != work.k_block
     attributes = {
         "q_block": work.q_block,
@@ -95,6 +105,7 @@ def _attention(work: Workload) -> tuple[bytes, Arrays]:
     flags = {
         "selection": bool(work.kept),
         "attn_bias": work.bias_heads > 0,
+        "attn_mask": work.mask_heads > 0,
         "gqa": work.heads != work.kv_heads,
         "residual": work.residual != "none",
         "iso": work.residual == "iso",
@@ -104,7 +115,7 @@ def _attention(work: Workload) -> tuple[bytes, Arrays]:
     result = builder.call(operator, {name: name for name in feeds}, attributes, uses)[0]
     kind = ELEMENT_TYPES[work.dtype]
     kinds = dict.fromkeys(feeds, kind) | {
-        name: TensorProto.INT32 for name in ("block_indices", "block_count") if name in feeds
+        name: element_type for name, element_type in _OTHER_TYPES.items() if name in feeds
     }
     return _model(builder, kinds, [result], kind), feeds
 

@@ -8,7 +8,7 @@ units multiplies bfloat16 on them, as if the kernel used them.
 import math
 
 from sparsify.workload import ITEM_BYTES, Cost, MatrixWork, Workload, cost_of
-from sparsify_hw.cpu import FEW, READING, Cores, Rates, attention, rows_together
+from sparsify_hw.cpu import READING, Cores, Rates, attention, is_few
 from sparsify_hw.numbered import Numbered
 from sparsify_hw.numbers import CYCLES, Values, numbers_of, values
 
@@ -32,7 +32,9 @@ def on_all_cores(n: Values, w: Workload) -> Cost:
         run=1,
     )
     parts = dict(attention(cores, w).parts)
-    parts["memory"] = max(0.0, _read(w) / n["memory_bandwidth"] - math.fsum(parts.values()))
+    chosen, memory = parts.pop("selector"), n["memory_bandwidth"]
+    parts["memory"] = max(0.0, _read(w) / memory - math.fsum(parts.values()))
+    parts["selector"] = max(chosen, w.selector.elements * ITEM_BYTES[w.dtype] / memory)
     return cost_of(parts, math.fsum(parts.values()) * n["watts"])
 
 
@@ -63,7 +65,7 @@ def _flops(n: Values, dtype: str) -> float:
 
 def _read(w: Workload) -> float:
     """Bytes from memory: everything once; few queries read only the keys that they keep."""
-    if rows_together(w) > FEW:
+    if not is_few(w):
         return w.io_bytes
     left = w.batch * w.kv_heads * w.k_length * (1 - w.density)
     return w.io_bytes - left * (w.head_dim + w.value_dim) * ITEM_BYTES[w.dtype]

@@ -46,6 +46,10 @@ static inline uint16_t half_from_float(float value) {
   return (uint16_t)(sign | (x >= 0x477ff000 ? large : finite));
 }
 
+// Natural logits beyond it are taken for it: in log2 units they were not finite, and a mask of -FLT_MAX must not turn
+// into -inf.
+constexpr float kBound = 0x1.62e42ep+127f;
+
 // Element `at` of a tensor.
 static inline float float_at(Element element, const void* data, int64_t at) {
   if (element == Element::f32) return static_cast<const float*>(data)[at];

@@ -113,19 +113,18 @@ INLINE void add_value_rows(const float* const* values, const float* weights, int
 
 // What may happen to a row's scores of up to kWidth keys before the softmax; scores behind the list become -inf.
 INLINE vf change_row(const PanelJob& job, const Row& row, const int32_t* keys, int64_t count, float cap, vf x) {
-  if (count >= kWidth && !job.key_bias && !job.masked && !job.biased && !job.limited && cap == 0) return x;
-  vi key = vi{} + keys[0], real = vi{};
-  for (int i = 0; i < kWidth; ++i) real[i] = i < count ? -1 : 0;
-  for (int64_t i = 1; i < count; ++i) key[i] = keys[i];
+  const bool run = is_run(keys, count);
   if (cap > 0) x = soften(x, cap);
-  if (job.key_bias) {
-    for (int64_t i = 0; i < count; ++i) x[i] += job.key_bias[keys[i]];
+  if (job.key_bias) x = x + (run ? load(job.key_bias + keys[0]) : row_bias(Element::f32, job.key_bias, 1, keys, count, false));
+  if (job.masked || job.biased) x = add_extra(x, row_extras(job, row, keys, count, run));
+  if (job.limited) {
+    vi key = vi{} + keys[0];
+    for (int64_t i = 1; i < kWidth; ++i) key[i] = i < count ? keys[i] : keys[0];
+    x = choose((key >= row.low) & (key <= row.high), x, splat(-kInf));
   }
-  if (job.masked || job.biased) {
-    x = add_extra(x, row_extras(job, row, keys, count, is_run(keys, count)));
-  }
-  if (job.limited) x = choose((key >= row.low) & (key <= row.high), x, splat(-kInf));
-  return choose(real, x, splat(-kInf));
+  if (count >= kWidth) return x;
+  for (int64_t i = count; i < kWidth; ++i) x[i] = -kInf;
+  return x;
 }
 
 INLINE void fetch_group(const PanelJob& job, const FewScratch& s, int64_t at) {

@@ -11,20 +11,28 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
+// Finite where x is.
 float to_log2(float x) {
-  const float limit = std::numeric_limits<float>::max();
-  return std::isfinite(x) ? std::max(-limit, std::min(limit, x * 1.44269504088896341f)) : x;
+  const float y = std::max(-kBound, std::min(kBound, x)) * 1.44269504088896341f;
+  return std::fabs(x) <= std::numeric_limits<float>::max() ? y : x;
 }
 
+// A step of the loops below each, so that the compiler can turn them into vectors: a text that is written word by word
+// goes through all keys again for every word.
 void add_bias(const Problem& p, int64_t batch, int64_t head, KeySets::Set& set) {
   const void* bias = p.bias_at(batch, head, 0);
+  const int64_t step = p.bias.stride[3];
   set.key_bias.resize(p.sizes.k_len);
-  bool forbids = false, adds = false;
+  float* key_bias = set.key_bias.data();
+  if (p.element == Element::f32 && step == 1) {
+    std::copy_n(static_cast<const float*>(bias), p.sizes.k_len, key_bias);
+  } else {
+    for (int64_t key = 0; key < p.sizes.k_len; ++key) key_bias[key] = float_at(p.element, bias, key * step);
+  }
+  int forbids = 0, adds = 0;
   for (int64_t key = 0; key < p.sizes.k_len; ++key) {
-    const float x = float_at(p.element, bias, key * p.bias.stride[3]);
-    set.key_bias[key] = x;
-    forbids |= x == -kInfinity;
-    adds |= x != 0 && x != -kInfinity;
+    forbids |= key_bias[key] == -kInfinity;
+    adds |= (key_bias[key] != 0) & (key_bias[key] != -kInfinity);
   }
   if (forbids) {
     set.dead.resize(p.sizes.k_len);

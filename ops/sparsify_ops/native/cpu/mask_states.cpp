@@ -24,12 +24,20 @@ void read_bias(Element element, const void* bias, int64_t step, int64_t count, u
   strike_lowest(static_cast<const uint16_t*>(bias), step, lowest, count, yes);
 }
 
+void read_mask(const uint8_t* __restrict mask, int64_t step, int64_t count, uint8_t* __restrict yes) {
+  if (step == 1) {
+    for (int64_t i = 0; i < count; ++i) yes[i] = mask[i] != 0;
+  } else {
+    for (int64_t i = 0; i < count; ++i) yes[i] = mask[i * step] != 0;
+  }
+}
+
 // yes[key - begin] for the keys [begin, end) of one row.
 void read_row(const Problem& p, const Block& b, int64_t row, int64_t begin, int64_t end, uint8_t* yes) {
   std::fill(yes, yes + (end - begin), uint8_t{1});
   if (p.row_mask()) {
-    const uint8_t* mask = p.mask.at(b.batch, b.head, b.first + row);
-    for (int64_t key = begin; key < end; ++key) yes[key - begin] = mask[key * p.mask.stride[3]] != 0;
+    const int64_t step = p.mask.stride[3];
+    read_mask(p.mask.at(b.batch, b.head, b.first + row) + begin * step, step, end - begin, yes);
   }
   if (!p.row_bias()) return;
   const void* bias = p.bias_at(b.batch, b.head, b.first + row);

@@ -3,9 +3,8 @@
 
 // log2(e) times a natural logit, staying finite where the logit is: a mask of -FLT_MAX must not turn into -inf.
 INLINE vf to_log2(vf x) {
-  const vf limit = splat(3.4028234e38f);
   const vi infinite = (x == splat(-kInf)) | (x == splat(kInf));
-  return choose(infinite, x, smaller(limit, larger(-limit, x * kLog2e)));
+  return choose(infinite, x, smaller(splat(kBound), larger(splat(-kBound), x)) * kLog2e);
 }
 INLINE float to_log2(float x) { return to_log2(splat(x))[0]; }
 
@@ -17,9 +16,9 @@ INLINE bool is_run(const int32_t* keys, int64_t count) {
 // A row's biases for up to kWidth keys, -inf behind them.
 INLINE vf row_bias(Element element, const void* bias, int64_t step, const int32_t* keys, int64_t count, bool run) {
   if (run && step == 1) return load_elements(element, bias, keys[0], kWidth);
-  vf x = splat(-kInf);
-  for (int64_t i = 0; i < count; ++i) x[i] = float_at(element, bias, keys[i] * step);
-  return x;
+  alignas(64) float x[kWidth];
+  for (int64_t i = 0; i < kWidth; ++i) x[i] = i < count ? float_at(element, bias, keys[i] * step) : -kInf;
+  return load(x);
 }
 
 // Bias and mask of kWidth keys for one row, as one natural logit: -inf where the key is forbidden.
@@ -67,9 +66,6 @@ INLINE vf soften(vf x, float cap) {
   const vf e = exp2v(smaller(splat(126.0f), x));
   return splat(cap) - (2.0f * cap) / (e + 1.0f);
 }
-
-// Numbers above it are not finite in log2 units: a mask of -FLT_MAX must not turn into -inf.
-constexpr float kBound = 0x1.62e42ep+127f;
 
 // A score with what row_extras gave.
 INLINE vf add_extra(vf x, vf extra) {

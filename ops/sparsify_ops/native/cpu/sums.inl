@@ -79,8 +79,9 @@ static void log_mean_exp(const RowBiases& what, const Biased& group, int64_t row
 #pragma GCC unroll 16
     for (int64_t i = 0; i < kWidth; ++i) sum += i < n ? exp2v((x[i] - shift) * kLog2e) : vf{};
   }
+  const vf base = add_extra(vf{}, shift);  // in bounds, as those of kept keys are
   for (int64_t i = 0; i < kWidth && row + i < what.rows; ++i) {
-    out[i] = shift[i] * kLog2e + __builtin_log2f(sum[i] / (float)group.count);
+    out[i] = base[i] + __builtin_log2f(sum[i] / (float)group.count);
   }
 }
 
