@@ -17,6 +17,7 @@ from rich.logging import RichHandler
 
 from sparsify.errors import SparsifyError
 from sparsify.options import (
+    DTYPES,
     MODEL,
     NO_LIBRARY,
     OUTPUT,
@@ -165,10 +166,9 @@ def inspect(model: Path, as_json: bool, name: str | None, names: str | None, seq
     with steps(as_json, 1) as progress:
         progress("finding attention")
         findings = find_sites(loaded)
-    if name is not None:
-        site = site_named(findings, name)
-        findings = Findings((site,))
     rows = _costs(loaded, findings, names, seq) if names and findings.sites else []
+    if name is not None:
+        findings = Findings((site_named(findings, name),))
     if as_json:
         data = findings_json(model, findings)
         if names is not None:
@@ -322,33 +322,55 @@ def bench(
 
 @cli.command()
 @MODEL
-@click.option("--device", "names", default="host", help="Devices, with commas between.")
-@click.option("--seq", default="1k..16k", help="Lengths in tokens: 1k..64k doubles, or 512,3k.")
-@click.option("--density", default="0.1,0.3", help="Shares of the keys: 0.05..1, or 0.1,0.5.")
+@click.option(
+    "--device", "names", default="host", show_default=True, help="Devices, with commas between."
+)
+@click.option(
+    "--seq",
+    default="1k..16k",
+    show_default=True,
+    help="Lengths in tokens: 1k..64k doubles, or 512,3k.",
+)
+@click.option(
+    "--density",
+    default="0.1,0.3",
+    show_default=True,
+    help="Shares of the keys: 0.05..1, or 0.1,0.5.",
+)
+@click.option("--dtype", type=click.Choice(DTYPES), help="In place of the model's.")
 @click.option("--json", "as_json", is_flag=True, help="Print data instead of a table.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Draw to .svg or .png.")
 def cost(
-    model: Path, names: str, seq: str, density: str, as_json: bool, output: Path | None
+    model: Path,
+    names: str,
+    seq: str,
+    density: str,
+    dtype: str | None,
+    as_json: bool,
+    output: Path | None,
 ) -> None:
     """Predict time and energy of MODEL's attentions on devices, by length and density."""
-    from sparsify.cost_plot import draw_costs
+    from sparsify.cost_plot import check_picture, draw_costs
     from sparsify.costs import costs_json
     from sparsify.find import find_sites
     from sparsify.model import load
     from sparsify.render import show_costs
 
+    if output is not None:
+        check_picture(output)
     loaded = load(model)
     with steps(as_json, 2) as progress:
         progress("finding attention")
         findings = find_sites(loaded)
         progress("asking the devices")
-        rows = _costs(loaded, findings, names, seq, density)
+        rows = _costs(loaded, findings, names, seq, density, dtype)
     if as_json:
         click.echo(json.dumps(costs_json(rows), indent=2))
     else:
         show_costs(out, rows)
     if output is not None:
         draw_costs(rows, output)
+        click.echo(f"wrote {output}", err=as_json)
 
 
 @cli.command()
@@ -394,11 +416,16 @@ def devices(calibrate: bool) -> None:
     rows = []
     for name, device in registry.every("devices"):
         measures = hasattr(device, "calibrate")
-        told = "measured on this machine" if measures else "by its numbers"
+        told = "measured on this machine" if measures else _summary(device)
         if measures and calibrate:
             told = f"measured now, kept in {device.calibrate()}"
         rows.append((name, registry.owner("devices", name), told))
     show_devices(out, rows)
+
+
+def _summary(device: Any) -> str:
+    summary = getattr(device, "summary", None)
+    return "by its formula" if summary is None else str(summary())
 
 
 @cli.command()
@@ -436,12 +463,14 @@ def _plugin_rows(registry: Any) -> Iterator[tuple[str, str, str, str]]:
             yield kind, name, registry.owner(kind, name), options or "-"
 
 
-def _costs(model: Any, findings: Any, names: str, seq: str, density: str = "") -> Any:
+def _costs(
+    model: Any, findings: Any, names: str, seq: str, density: str = "", dtype: str | None = None
+) -> Any:
     """Ask the devices that options name for the lengths and shares that options name."""
     from sparsify.costs import costs
     from sparsify.devices import device_named
 
-    devices = [device_named(name) for name in names.split(",")]
-    lengths = [round(length) for length in numbers_between(seq, "--seq")]
+    devices = [device_named(name.strip()) for name in names.split(",")]
+    lengths = [max(1, round(length)) for length in sorted(numbers_between(seq, "--seq"))]
     densities = numbers_between(density, "--density") if density else []
-    return costs(model, findings.sites, devices, lengths, densities)
+    return costs(model, findings.sites, devices, lengths, densities, dtype)

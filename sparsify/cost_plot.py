@@ -14,7 +14,16 @@ _STYLES = (":", "--", "-.")
 """Lines of densities, the smallest first; computing everything is a whole line."""
 
 
-_TITLE = "All attentions of one run; a ring: from here on selecting takes less"
+def check_picture(path: Path) -> None:
+    """Refuse a picture that cannot be drawn, before any work is done.
+
+    Raises:
+        SparsifyError: another file type, or matplotlib is missing.
+    """
+    if path.suffix not in SUFFIXES:
+        raise SparsifyError(f"{path}: draws {' or '.join(SUFFIXES)}; choose one of them")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise SparsifyError(f"{path}: needs matplotlib; pip install 'onnx-sparsify[plot]'")
 
 
 def draw_costs(rows: Sequence[CostRow], path: Path) -> None:
@@ -23,10 +32,7 @@ def draw_costs(rows: Sequence[CostRow], path: Path) -> None:
     Raises:
         SparsifyError: another file type, matplotlib is missing, or the path cannot be written.
     """
-    if path.suffix not in SUFFIXES:
-        raise SparsifyError(f"{path}: draws {' or '.join(SUFFIXES)}; choose one of them")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise SparsifyError(f"{path}: needs matplotlib; pip install 'onnx-sparsify[plot]'")
+    check_picture(path)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.8), layout="constrained")
@@ -49,9 +55,10 @@ def _panel(axes: Any, rows: Sequence[CostRow], value: Callable[[Spent], float], 
         own = [row for row in rows if row.device == device]
         lengths, colour = [row.length for row in own], f"C{index}"
         dense = [value(row.dense) for row in own]
-        axes.plot(lengths, dense, color=colour, label=device)
+        name_of = device.replace("$", r"\$")  # a device's name is no formula
+        axes.plot(lengths, dense, color=colour, label=name_of)
         for style, (name, line) in zip(_STYLES, _lines(own, value), strict=False):
-            axes.plot(lengths, line, style, color=colour, label=f"{device}, {name}")
+            axes.plot(lengths, line, style, color=colour, label=f"{name_of}, {name}")
             start = next((i for i in range(len(own)) if line[i] < dense[i]), None)
             if start is not None:
                 axes.plot(lengths[start], line[start], "o", color=colour, fillstyle="none")
@@ -70,4 +77,4 @@ def _lines(
     order = sorted(range(len(rows[0].densities)), key=lambda i: rows[0].densities[i])
     for index in order[: len(_STYLES)]:
         share = rows[0].densities[index]
-        yield f"{share:.0%} of the keys", [value(row.sparse[index]) for row in rows]
+        yield f"{share:.3g} of the keys", [value(row.sparse[index]) for row in rows]

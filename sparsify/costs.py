@@ -10,6 +10,7 @@ from sparsify.errors import SparsifyError
 from sparsify.model import Model
 from sparsify.model_work import rest_of
 from sparsify.plugins import Device
+from sparsify.predicted import GAIN
 from sparsify.site import Site
 from sparsify.site_work import exact_work
 from sparsify.workload import Workload, at_density, choosing
@@ -43,6 +44,8 @@ class CostRow:
 
     device: str
     length: int
+    batch: int
+    dtype: str
     densities: tuple[float, ...]
     dense: Spent
     sparse: tuple[Spent, ...]
@@ -66,10 +69,11 @@ def costs(
     devices: Sequence[Device],
     lengths: Sequence[int],
     densities: Sequence[float],
+    dtype: str | None = None,
 ) -> list[CostRow]:
     """Ask every device for every length, in that order.
 
-    Lengths take the place of those that the graph fixes.
+    Lengths take the place of those that the graph fixes, `dtype` that of its own type.
 
     Raises:
         SparsifyError: no attention was found, or a length or density makes no sense.
@@ -77,7 +81,7 @@ def costs(
     if not sites:
         raise SparsifyError(f"{model.path}: no attention was found; see `sparsify inspect`")
     return [
-        _row(model, sites, device, length, tuple(densities))
+        _row(model, sites, device, length, tuple(densities), dtype)
         for device in devices
         for length in lengths
     ]
@@ -89,20 +93,28 @@ def costs_json(rows: Sequence[CostRow]) -> list[dict[str, Any]]:
 
 
 def _row(
-    model: Model, sites: Sequence[Site], device: Device, length: int, densities: tuple[float, ...]
+    model: Model,
+    sites: Sequence[Site],
+    device: Device,
+    length: int,
+    densities: tuple[float, ...],
+    dtype: str | None,
 ) -> CostRow:
-    works = Counter(_work(site, length) for site in sites)
+    works = Counter(_work(site, length, dtype) for site in sites)
     dense = _spent(device, works)
     sparse = tuple(_spent(device, _selected(works, density)) for density in densities)
     pays = _pays_below(device, works, dense.seconds)
-    rest = _rest(model, device, next(iter(works)))
-    return CostRow(device.name, length, densities, dense, sparse, rest, pays)
+    first = next(iter(works))
+    rest = _rest(model, device, first)
+    return CostRow(
+        device.name, length, first.batch, first.dtype, densities, dense, sparse, rest, pays
+    )
 
 
-def _work(site: Site, length: int) -> Workload:
+def _work(site: Site, length: int, dtype: str | None) -> Workload:
     work = exact_work(replace(site, q_length=length, k_length=length))
     assert work is not None, "both lengths are given"
-    return work
+    return work if dtype is None else replace(work, dtype=dtype)
 
 
 def _selected(works: Works, density: float) -> Works:
@@ -132,7 +144,7 @@ def _pays_below(device: Device, works: Works, dense: float) -> float:
     """Halve the interval in which selecting begins to take as long as computing every score."""
 
     def pays(density: float) -> bool:
-        return _spent(device, _selected(works, density)).seconds < dense
+        return _spent(device, _selected(works, density)).seconds < dense * (1 - GAIN)
 
     low, high = 0.0, 1.0
     for _ in range(_STEPS):

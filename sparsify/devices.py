@@ -27,7 +27,8 @@ def _from_file(path: Path) -> Device:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SparsifyError(f"{path}: cannot be read ({error}); check the path") from error
+        why = getattr(error, "strerror", None) or error
+        raise SparsifyError(f"{path}: cannot be read ({why}); check the path") from error
     given = parse_toml(text, str(path))
     like = given.pop("like", None)
     if not isinstance(like, str):
@@ -35,7 +36,11 @@ def _from_file(path: Path) -> Device:
     base: Any = _base(like, path)
     if not hasattr(base, "with_numbers"):
         raise SparsifyError(f"{path}: device {like!r} has no numbers to change; take another")
-    name = str(given.pop("name", path.stem))
+    name = given.pop("name", path.stem)
+    if not isinstance(name, str) or not name.isprintable() or not name.strip():
+        raise SparsifyError(f"{path}: the name is {name!r}; give a printable text")
+    if name in plugins.names("devices"):
+        raise SparsifyError(f"{path}: there is a device {name!r} already; give another name")
     changed: Device = base.with_numbers(name, given, str(path))
     return changed
 

@@ -41,9 +41,10 @@ def grid_of(pattern: RulePattern | GridPattern, grid: Grid) -> Bools:
     """Ask a rule or grid pattern which blocks it keeps: `[heads or 1, q_blocks, k_blocks]`.
 
     Raises:
-        SparsifyError: another type or shape, or a query block without a permitted block.
-
+        SparsifyError: another type or shape, a query block without a permitted block, or too many
+            blocks.
     """
+    grid.check_size()
     if isinstance(pattern, RulePattern):
         answer = np.asarray(pattern.rule(blocks_of(grid)))
         if answer.ndim <= 2:

@@ -43,7 +43,7 @@ def rest_of(model: Model, tokens: int, dtype: str = "float32") -> MatrixWork:
     sizes = weight_sizes(model)
     weights = sum(math.prod(size) for size in sizes)
     rows = sum(size[-1] + size[-2] for size in sizes)
-    return MatrixWork(tokens * weights, item * (weights + tokens * rows), dtype)
+    return MatrixWork(tokens * weights, item * (weights + tokens * rows), dtype, len(sizes))
 
 
 def _sizes(graph: GraphProto) -> Iterator[tuple[int, ...]]:

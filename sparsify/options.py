@@ -129,6 +129,13 @@ def steps(quiet: bool, total: int) -> Iterator[Callable[[str], None]]:
         yield lambda step: bar.update(task, description=step, advance=1)
 
 
+DTYPES = ("bfloat16", "float16", "float32")
+"""Types that an attention may be asked about."""
+
+_MOST = 2.0**40
+"""Above any length that makes sense."""
+
+
 def numbers_between(text: str, what: str) -> list[float]:
     """Read `1k..64k` (doubling from the first to the last) or `1k,3k`; k is 1024.
 
@@ -156,6 +163,6 @@ def _number(text: str, what: str) -> float:
         value = float(digits) * factor
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < value < _MOST:
         raise SparsifyError(f"{what} {text!r}: give positive numbers, as in 1k..64k or 0.05,0.2")
     return value

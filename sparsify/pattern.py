@@ -17,6 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsify.builder import Builder
+from sparsify.errors import SparsifyError
+
+_MOST_BLOCKS = 2**30
+"""Blocks of one grid at most: a GiB of truth values."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,29 @@ class Grid:
         """Number of key blocks, the last one possibly short."""
         return -(-self.k_len // self.k_block)
 
+    def check_size(self) -> None:
+        """Refuse arrays of more blocks than memory should be spent on.
+
+        Raises:
+            SparsifyError: there are too many blocks.
+        """
+        if self.q_blocks * self.k_blocks > _MOST_BLOCKS:
+            raise SparsifyError(
+                f"a grid of {self.q_blocks} x {self.k_blocks} blocks is too large; name a shorter "
+                "--max-length or larger blocks"
+            )
+
+    def permitted_blocks(self) -> npt.NDArray[np.int64]:
+        """[q_blocks]: how many blocks of keys each block of queries may see some key of."""
+        if not self.causal:
+            return np.full(self.q_blocks, self.k_blocks, dtype=np.int64)
+        last_query = np.minimum((np.arange(self.q_blocks) + 1) * self.q_block, self.q_len) - 1
+        seen = (last_query + self.offset) // self.k_block + 1
+        return np.asarray(np.clip(seen, 0, self.k_blocks), dtype=np.int64)
+
     def permitted(self) -> npt.NDArray[np.bool_]:
         """[q_blocks, k_blocks]: blocks in which some query may see some key."""
+        self.check_size()
         if not self.causal:
             return np.ones((self.q_blocks, self.k_blocks), dtype=bool)
         last_query = np.minimum((np.arange(self.q_blocks) + 1) * self.q_block, self.q_len) - 1

@@ -17,6 +17,7 @@ from sparsify.predicted import Predicted, predicted
 from sparsify.site import Findings, Site
 from sparsify.site_work import exact_work, grid_at
 from sparsify.spec import PatternSpec, make_pattern, parse_spec
+from sparsify.units import scaled
 
 PLAN_VERSION = 1
 GRADES = ("exact", "calibrated", "requested")
@@ -162,7 +163,7 @@ def _requested(
     site: Site, exact: Decision, spec: PatternSpec, request: Request, device: Device | None
 ) -> Decision:
     pattern, residual = make_pattern(spec), request.residual
-    reason = "the pattern was named by the user, without data"
+    reason = "the pattern was named by the user, not calibrated"
     if residual == "iso" and site.softcap:
         residual, reason = "mean", f"{reason}; iso is not defined with a softcap, so mean"
     density = known_density(pattern, site)
@@ -219,8 +220,8 @@ def _doubt(told: Predicted) -> str:
     """Why the exact operator is the better choice."""
     return (
         f"kept dense: on {told.device} the pattern is predicted to take "
-        f"{told.seconds * 1e3:.2f} ms a call, computing every score "
-        f"{told.exact_seconds * 1e3:.2f} ms"
+        f"{scaled(told.seconds, 's')} a call, computing every score "
+        f"{scaled(told.exact_seconds, 's')}"
     )
 
 
@@ -242,7 +243,7 @@ def _decision(item: dict[str, Any]) -> Decision:
         if not isinstance(item[name], kinds):
             raise TypeError(f"{name} is {item[name]!r}")
     told = item.get("predicted")
-    return Decision(**{**item, "predicted": None if told is None else Predicted(**told)})
+    return Decision(**{**item, "predicted": None if told is None else Predicted.from_json(told)})
 
 
 def _check_decisions(plan: Plan) -> None:

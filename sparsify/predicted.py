@@ -1,11 +1,15 @@
 """What a device tells of one site before it runs: its time with a pattern, and without."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sparsify.pattern import Pattern
 from sparsify.plugins import Device
 from sparsify.site import Site
 from sparsify.site_work import exact_work, pattern_work
+
+GAIN = 0.01
+"""The share of the time that a pattern has to save: less is within what predictions tell apart."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,23 @@ class Predicted:
 
     @property
     def pays(self) -> bool:
-        """Whether the pattern takes less time."""
-        return self.seconds < self.exact_seconds
+        """Whether the pattern takes less time, by more than `GAIN`."""
+        return self.seconds < self.exact_seconds * (1 - GAIN)
+
+    @staticmethod
+    def from_json(told: Any) -> "Predicted":
+        """Read what a plan holds.
+
+        Raises:
+            TypeError: it is something else.
+        """
+        found = Predicted(**told)
+        lengths, seconds = (found.q_length, found.k_length), (found.seconds, found.exact_seconds)
+        if not isinstance(found.device, str) or not all(type(n) is int for n in lengths):
+            raise TypeError(f"predicted is {told!r}")
+        if not all(isinstance(s, int | float) and 0 <= s < float("inf") for s in seconds):
+            raise TypeError(f"predicted is {told!r}")
+        return found
 
 
 def predicted(

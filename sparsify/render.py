@@ -19,6 +19,7 @@ from sparsify.plan import Decision, Plan
 from sparsify.report import Report
 from sparsify.site import Findings, Refusal, Site
 from sparsify.timing import Timing, ratio
+from sparsify.units import scaled
 from sparsify.verification import Verification
 
 Item = TypeVar("Item")
@@ -86,7 +87,7 @@ def show_verification(console: Console, verification: Verification) -> None:
     if verification.seconds is not None:
         before, after = verification.seconds
         console.print(
-            f"one run took {before * 1e3:.1f} ms, now {after * 1e3:.1f} ms: "
+            f"a run on these inputs took {scaled(before, 's')}, now takes {scaled(after, 's')}: "
             f"{before / after:.2f}x; `sparsify bench` measures more closely"
         )
 
@@ -139,18 +140,26 @@ def _show_decisions(console: Console, decisions: Sequence[Decision]) -> None:
 
 
 def _show_predicted(console: Console, decisions: Sequence[Decision]) -> None:
-    """The time of one run that a device tells, over the sites it was asked about."""
-    told = [decision.predicted for decision in decisions if decision.predicted is not None]
-    if not told:
-        return
-    seconds = sum(min(each.seconds, each.exact_seconds) for each in told)
-    exact = sum(each.exact_seconds for each in told)
-    console.print(
-        Text(
-            f"predicted on {told[0].device}, {told[0].k_length} tokens: {seconds * 1e3:.2f} ms for "
-            f"{len(told)} {_plural('attention', len(told))}, {exact * 1e3:.2f} ms with every score"
+    """The time that a device tells of the sites it was asked about; how many it was not."""
+    told = [(d, d.predicted) for d in decisions if d.predicted is not None]
+    silent = sum(d.pattern is not None and d.predicted is None for d in decisions)
+    if told:
+        seconds = sum(p.seconds if d.pattern else p.exact_seconds for d, p in told)
+        exact = sum(p.exact_seconds for _, p in told)
+        lengths = sorted({p.k_length for _, p in told})
+        tokens = " to ".join(str(length) for length in dict.fromkeys((lengths[0], lengths[-1])))
+        console.print(
+            Text(
+                f"predicted on {told[0][1].device}, {tokens} tokens: {scaled(seconds, 's')} for "
+                f"{len(told)} {_plural('attention', len(told))}, {scaled(exact, 's')} with every "
+                "score"
+            )
         )
-    )
+    if silent:
+        console.print(
+            f"no device was asked whether the pattern pays at {silent} {_plural('site', silent)}: "
+            "the length is open (name one with --max-length) or what is kept depends on the input"
+        )
 
 
 def _grouped(
@@ -197,7 +206,10 @@ def show_costs(console: Console, rows: Sequence[CostRow]) -> None:
             "call, relative to dense"
         )
     words.append("pays below: the share from which selecting is faster")
-    console.print(f"{'; '.join(words)}. Energies are estimates.")
+    words.append("of the model: beside its products with weights, nothing else of it is counted")
+    console.print(
+        f"{'; '.join(words)}. Batch {rows[0].batch}, {rows[0].dtype}. Energies are estimates."
+    )
 
 
 def show_claims(console: Console, rows: Sequence[tuple[str, Claim]]) -> None:
@@ -216,15 +228,8 @@ def _cost_row(row: CostRow) -> tuple[str, ...]:
     ratios = (f"{spent.seconds / row.dense.seconds:.3f}" for spent in row.sparse)
     share = "-" if row.share is None else f"{row.share:.1%}"
     pays = f"{row.pays_below:.2f}" if row.pays_below else "never"
-    seconds, joules = _scaled(row.dense.seconds, "s"), _scaled(row.dense.joules, "J")
+    seconds, joules = scaled(row.dense.seconds, "s"), scaled(row.dense.joules, "J")
     return (row.device, str(row.length), seconds, joules, share, *ratios, pays)
-
-
-def _scaled(value: float, unit: str) -> str:
-    """Write a number with the prefix that leaves one to three digits before the point."""
-    prefixes = {1: "", 1e-3: "m", 1e-6: "u"}
-    factor = next((factor for factor in prefixes if value >= factor), 1e-6)
-    return f"{value / factor:.3g} {prefixes[factor]}{unit}"
 
 
 def _table(

@@ -114,7 +114,7 @@ def _chosen(pattern: Pattern, grid: Grid) -> Ints | None:
     shares = np.atleast_1d(np.asarray(getattr(pattern, "density", None), dtype=float))
     if np.isnan(shares).any() or len(shares) not in (1, grid.heads):
         return None
-    counts = np.rint(shares[:, None] * grid.permitted().sum(axis=-1)[None, :])
+    counts = np.rint(shares[:, None] * grid.permitted_blocks()[None, :])
     chosen: Ints = np.maximum(counts, 1).astype(np.int64) * grid.k_block
     return chosen
 

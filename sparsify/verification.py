@@ -13,7 +13,7 @@ from sparsify import runtime
 from sparsify.errors import SparsifyError
 from sparsify.feeds import Feeds
 
-_RUNS, _LONG = 3, 2.0
+_RUNS, _LONG = 10, 2.0
 """A model is timed by so many runs; none begins after so many seconds."""
 
 
@@ -134,7 +134,7 @@ def run_model(
         raise SparsifyError(
             f"{model}: {error}; give real shapes (--shape, --dim) or --data"
         ) from error
-    return Ran(outputs, _seconds(active, feeds[0]) if timed else None)
+    return Ran(outputs, _seconds(active, feeds[0]) if timed and feeds else None)
 
 
 def _seconds(active: Any, feed: Feeds) -> float:

@@ -202,11 +202,15 @@ class Workload:
 
 @dataclass(frozen=True)
 class MatrixWork:
-    """Work of a model beside its attentions: `macs` multiply-adds, `io_bytes` read and written."""
+    """Work of a model beside its attentions, in `calls` products.
+
+    All together take `macs` multiply-adds and read and write `io_bytes`.
+    """
 
     macs: float
     io_bytes: float
     dtype: str = "float32"
+    calls: int = 1
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from sparsify.workload import (
     SelectorWork,
     Workload,
     at_density,
+    choosing,
 )
 from sparsify_hw.numbers import BASES, QUANTITIES, table
 
@@ -99,6 +100,15 @@ def test_no_cpu_beats_its_datasheet(name, work):
     read = work.io_bytes if work.density == 1 else 0
     assert read / cost.seconds <= numbers["memory_bandwidth"] * (1 + 1e-9)
     assert cost.joules <= numbers["watts"] * cost.seconds * (1 + 1e-9)
+
+
+def test_choosing_reads_at_the_rate_of_the_memory_too():
+    work = at_density(Workload(8, 8, 8, 1, 65536, 128, 128, k_block=16), 0.1)
+    with_choice = replace(work, selector=choosing(work))
+    numbers = table()["zen4"]
+    added = device_named("zen4").cost(with_choice).parts["selector"]
+    read = with_choice.selector.elements * ITEM_BYTES["float32"]
+    assert read / added <= numbers["memory_bandwidth"].value * (1 + 1e-9)
 
 
 def test_matrix_units_multiply_bfloat16_and_nothing_else():
@@ -184,7 +194,8 @@ def test_a_file_changes_numbers_of_a_device(tmp_path):
     device = device_named(str(file))
     work = MatrixWork(1.0, 1e12)
     assert device.name == "half"
-    assert device.dense(work).seconds == pytest.approx(2 * device_named("h100").dense(work).seconds)
+    whole = device_named("h100").dense(work)
+    assert device.dense(work).seconds == pytest.approx(2 * whole.seconds, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +212,11 @@ def test_a_file_changes_numbers_of_a_device(tmp_path):
         ('like = "h100"\nmultiprocessors = 0.5', "give a whole number"),
         ('like = "h100"\nidle_watts = 1000', "idle_watts is above watts"),
         ('like = "h100"\nmemory_bandwith = 1', "did you mean 'memory_bandwidth'"),
+        ('like = "h100"\nname = "a100"', "there is a device 'a100' already"),
+        ('like = "h100"\nname = 3', "the name is 3"),
+        ('like = "h100"\nname = ""', "the name is ''"),
+        ('like = "h100"\nname = "a\\nb"', "give a printable text"),
+        ('like = "zen4"\ncores = 0', "cores is 0; give a positive number"),
     ],
 )
 def test_nonsense_in_a_file_is_one_clear_line(text, says, tmp_path):
@@ -247,7 +263,30 @@ def test_the_command_prints_claims():
     assert len(rows) == len(all_claims())
 
 
-@pytest.mark.parametrize("amounts", [{"bits": 3}, {"macs": -1}, {"calls": -1}])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"batch": 0}, "batch is 0"),
+        ({"batch": 1.5}, "batch is 1.5"),
+        ({"heads": True}, "heads is True"),
+        ({"bias_heads": -1}, "from 0 on"),
+        ({"bias_heads": 99}, "numbers that fit"),
+        ({"mask_heads": 99}, "numbers that fit"),
+        ({"kv_heads": 3}, "numbers that fit"),
+        ({"dtype": "int8"}, "no type 'int8'"),
+        ({"residual": "all"}, "no residual 'all'"),
+        ({"kept": ((65, 4),)}, "of 64 keys"),
+        ({"kept": ((32, 3),)}, "there are 4"),
+    ],
+)
+def test_nonsense_in_a_workload_is_one_clear_line(change, says):
+    with pytest.raises(SparsifyError) as caught:
+        replace(Workload(1, 4, 4, 64, 64, 16, 16), **change)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("amounts", [{"bits": 3}, {"macs": -1}, {"calls": -1}, {"macs": math.nan}])
 def test_the_work_of_choosing_makes_sense(amounts):
     with pytest.raises(SparsifyError, match="bits are one of"):
         SelectorWork(**amounts)

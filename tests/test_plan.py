@@ -258,6 +258,29 @@ def test_a_plan_says_what_the_device_told(tmp_path: Path) -> None:
     assert make_plan(found, sites, Request(spec), h100).decisions[0].predicted is None
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"device": "h100", "q_length": 8, "k_length": 8, "seconds": "1ms", "exact_seconds": 1.0},
+        {"device": "h100", "q_length": 8.5, "k_length": 8, "seconds": 1.0, "exact_seconds": 1.0},
+        {"device": "h100", "seconds": 1.0},
+        3,
+    ],
+)
+def test_nonsense_that_a_device_is_said_to_have_told(told: Any, tmp_path: Path) -> None:
+    data = json.loads(plan_of(plain_model(), tmp_path).to_json())
+    data["decisions"][0]["predicted"] = told
+    with pytest.raises(SparsifyError, match="not a plan"):
+        Plan.from_json(json.dumps(data))
+
+
+def test_a_grid_that_no_memory_holds_is_one_clear_line(tmp_path: Path) -> None:
+    found = load(save(plain_model(), tmp_path))
+    request = Request((parse_spec("window:size=64"),), max_length=10**8)
+    with pytest.raises(SparsifyError, match="name a shorter --max-length"):
+        make_plan(found, find_sites(found), request, device_named("h100"))
+
+
 def test_decisions_are_plain_values(tmp_path: Path) -> None:
     (decision,) = plan_of(plain_model(), tmp_path).decisions
     assert Decision(**json.loads(json.dumps(vars(decision)))) == decision

@@ -48,8 +48,15 @@ def matrices(n: Values, work: MatrixWork) -> Cost:
     """What matrix products take: arithmetic or memory, the slower counts."""
     compute = 2 * work.macs / _rate(n, work.dtype)
     memory = max(0.0, work.io_bytes / n["memory_bandwidth"] - compute)
-    joules = _joules(n, compute + memory, 2 * work.macs, work.io_bytes, work.dtype)
-    return cost_of({"qk": compute, "memory": memory}, joules)
+    joules = _joules(
+        n,
+        compute + memory + n["launch_seconds"] * work.calls,
+        2 * work.macs,
+        work.io_bytes,
+        work.dtype,
+    )
+    launches = n["launch_seconds"] * work.calls
+    return cost_of({"qk": compute, "memory": memory, "overhead": launches}, joules)
 
 
 def _rate(n: Values, dtype: str) -> float:

@@ -34,6 +34,21 @@ class Numbered:
         """Seconds and joules of matrix products beside the attentions."""
         return self.matrices(values(self.numbers), work)
 
+    def summary(self) -> str:
+        """Its largest numbers, for a list of devices."""
+        n = values(self.numbers)
+        shown = {
+            "cores": "{:.0f} cores",
+            "multiprocessors": "{:.0f} units",
+            "clock_hertz": "{:.3g} GHz",
+            "memory_bandwidth": "{:.4g} GB/s",
+            "watts": "{:.0f} W",
+        }
+        scale = {"clock_hertz": 1e9, "memory_bandwidth": 1e9}
+        return ", ".join(
+            text.format(n[name] / scale.get(name, 1)) for name, text in shown.items() if name in n
+        )
+
     def claims(self) -> tuple[Claim, ...]:
         """What a paper published about the device, beside what these numbers give."""
         return self.published(self)

@@ -42,7 +42,8 @@ def products(n: Values, work: MatrixWork) -> Cost:
     """What matrix products take: arithmetic or memory, the slower counts."""
     compute = 2 * work.macs / (_flops(n, work.dtype) * n["cores"])
     memory = max(0.0, work.io_bytes / n["memory_bandwidth"] - compute)
-    return cost_of({"qk": compute, "memory": memory}, (compute + memory) * n["watts"])
+    parts = {"qk": compute, "memory": memory, "overhead": n["launch_seconds"] * work.calls}
+    return cost_of(parts, math.fsum(parts.values()) * n["watts"])
 
 
 def _rates(n: Values, dtype: str) -> Rates:
